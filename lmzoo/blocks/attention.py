@@ -1,0 +1,140 @@
+"""Attention: every query takes a weighted mean of the values, the weights coming from how well it fits each key.
+
+    out = softmax(scale * q k^T + bias + mask) v        scaled dot product   (Vaswani et al. 2017, arXiv:1706.03762)
+    out = softmax(e . tanh(q + k) + bias + mask) v      additive             (Bahdanau et al. 2014, arXiv:1409.0473)
+
+Grouped-query attention: Ainslie et al. 2023, arXiv:2305.13245; multi-query: Shazeer 2019, arXiv:1911.02150; norms on
+queries and keys: Henry et al. 2020, arXiv:2010.04245; sliding windows: Beltagy et al. 2020, arXiv:2004.05150.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .cache import KeyValues
+from .layout import Layout
+
+SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
+
+
+def choose_backend(q: Tensor, n_keys: int) -> str:
+    """The quickest kernel for ``q`` (B, H, T, K) against ``n_keys``: the only place where this is decided."""
+    return "matmul" if q.device.type == "cpu" and q.dtype == torch.bfloat16 and n_keys <= SHORT else "sdpa"
+
+
+class Attention(nn.Module):
+    """Multi-head attention over the same row, or over a ``memory`` of width d_memory.
+
+    ``n_kv_heads`` < n_heads shares each key/value head between n_heads / n_kv_heads query heads. ``bias`` is that of
+    q, k and v, ``out_bias`` that of the output (None: as bias). ``scale`` multiplies the scores (None: 1/sqrt(d_head)).
+    ``window``: a causal query sees its last ``window`` positions, itself included; others window // 2 to each side.
+    ``qk_norm``: a recipe of a norm over d_head for queries and keys. ``backend``: auto, sdpa or matmul (equal results).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        d_head: int,
+        dropout: float = 0.0,
+        d_memory: int | None = None,
+        *,
+        bias: bool = True,
+        out_bias: bool | None = None,
+        scale: float | None = None,
+        window: int | None = None,
+        qk_norm=None,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        if n_heads % n_kv_heads:
+            raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
+        if backend not in ("auto", "sdpa", "matmul"):
+            raise ValueError(f"attention backend={backend} is unknown; there are: auto, sdpa, matmul")
+        if window is not None and window < 1:
+            raise ValueError(f"attention window={window} must be at least 1")
+        self.n_heads, self.n_kv_heads, self.d_head = n_heads, n_kv_heads, d_head
+        self.dropout, self.scale, self.window, self.backend = dropout, scale or d_head**-0.5, window, backend
+        self.q = nn.Linear(d_model, n_heads * d_head, bias)
+        self.k = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
+        self.v = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
+        self.out = nn.Linear(n_heads * d_head, d_model, bias if out_bias is None else out_bias)
+        self.q_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
+        self.k_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
+
+    def forward(
+        self, x: Tensor, layout: Layout, position=None, memory: Tensor | None = None, cache: KeyValues | None = None
+    ) -> Tensor:
+        """x (B, T, D) -> (B, T, D). With ``memory`` (B, S, d_memory) keys and values come from it."""
+        q = self.q_norm(self._heads(self.q(x), self.n_heads))
+        if memory is not None and cache is not None:
+            k, v = cache.keys, cache.values
+        else:
+            k, v = self.key_values(x if memory is None else memory)
+        if position is not None:
+            q, k = position.rotate(q, k, layout.q_positions, layout.q_positions)
+        if memory is None and cache is not None:
+            k, v = cache.append(k, v, layout.offset)
+        out = self.attend(q, k, v, layout, position)
+        return self.out(out.transpose(1, 2).flatten(2))
+
+    def key_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``source`` (B, S, d_memory), each (B, H_kv, S, K)."""
+        return (
+            self.k_norm(self._heads(self.k(source), self.n_kv_heads)),
+            self._heads(self.v(source), self.n_kv_heads),
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
+        """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
+        backend = choose_backend(q, k.shape[2]) if self.backend == "auto" else self.backend
+        if backend == "matmul":
+            return self._weigh((q * self.scale) @ self._every_head(k).mT, v, layout, position)
+        mask, is_causal = layout.lower(position, self.window, q.dtype, dense=False)
+        dropout = self.dropout if self.training else 0.0
+        grouped = self.n_kv_heads < self.n_heads
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale=self.scale, enable_gqa=grouped)
+
+    def cache(self, batch: int, max_len: int) -> KeyValues:
+        """Room for the keys and values of ``max_len`` tokens of ``batch`` rows."""
+        shape = (batch, self.n_kv_heads, max_len, self.d_head)
+        return KeyValues(self.k.weight.new_empty(shape), self.k.weight.new_empty(shape))
+
+    def _weigh(self, scores: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
+        mask, _ = layout.lower(position, self.window, scores.dtype, dense=True)
+        weights = (scores if mask is None else scores.add_(mask)).softmax(-1)
+        return F.dropout(weights, self.dropout, self.training) @ self._every_head(v)
+
+    def _heads(self, x: Tensor, n_heads: int) -> Tensor:
+        return x.unflatten(-1, (n_heads, self.d_head)).transpose(1, 2)
+
+    def _every_head(self, x: Tensor) -> Tensor:
+        groups = self.n_heads // self.n_kv_heads
+        return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+
+
+class Additive(Attention):
+    """Additive attention: scores e . tanh(q + k), with one vector e (K) per head. Needs B*H*T*S*K numbers: for study."""
+
+    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, dropout: float = 0.0, d_memory: int | None = None, **options):  # fmt: skip
+        super().__init__(d_model, n_heads, n_kv_heads, d_head, dropout, d_memory, **options)
+        self.energy = nn.Parameter(torch.empty(n_heads, d_head))
+        nn.init.normal_(self.energy, std=d_head**-0.5)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
+        """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
+        if position is not None and position.rotates:
+            raise ValueError("additive attention cannot take a rotary position: only dot products make rotations relative")
+        summed = torch.tanh(q[:, :, :, None] + self._every_head(k)[:, :, None])
+        return self._weigh(torch.einsum("bhtsk,hk->bhts", summed, self.energy.to(summed.dtype)), v, layout, position)
+
+
+def grouped_query(n_heads: int, n_kv_heads: int, *, group: int | None = None, **options) -> Attention:
+    """Attention whose every ``group`` query heads share a key/value head; None: all of them (multi-query attention)."""
+    group = group or n_heads
+    if n_heads % group:
+        raise ValueError(f"n_heads={n_heads} is not divisible by group={group}")
+    return Attention(n_heads=n_heads, n_kv_heads=n_heads // group, **options)

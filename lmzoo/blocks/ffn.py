@@ -1,0 +1,43 @@
+"""Feed-forward: the same two-layer network at every position.
+
+    down(activation(up(x)))              Vaswani et al. 2017, arXiv:1706.03762; squared ReLU: So et al. 2021, arXiv:2109.08668
+    down(activation(gate(x)) * up(x))    gated linear units: Shazeer 2020, arXiv:2002.05202 (SiLU: SwiGLU, GELU: GeGLU, ReLU: ReGLU)
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class FeedForward(nn.Module):
+    """down(dropout(activation(up(x)))); ``activation`` is a recipe such as torch.nn.GELU."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, *, activation, bias: bool = True):
+        super().__init__()
+        self.up = nn.Linear(d_model, d_ff, bias)
+        self.down = nn.Linear(d_ff, d_model, bias)
+        self.activation, self.drop = activation(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        return self.down(self.drop(self.activation(self.up(x))))
+
+
+class GLU(FeedForward):
+    """down(dropout(activation(gate(x)) * up(x)))."""
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, *, activation, bias: bool = False):
+        super().__init__(d_model, d_ff, dropout, activation=activation, bias=bias)
+        self.gate = nn.Linear(d_model, d_ff, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
+        return self.down(self.drop(self.activation(self.gate(x)) * self.up(x)))
+
+
+class SquaredReLU(nn.Module):
+    """max(x, 0)^2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape, elementwise."""
+        return x.relu().square()

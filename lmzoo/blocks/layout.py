@@ -1,0 +1,126 @@
+"""What one forward knows of its rows: who is kept, which document, which position, who may see whom.
+
+Nothing else builds masks. Two documents of 3 and 2 tokens in a causal row, then one column of padding (x: sees):
+
+        a0 a1 a2 b0 b1  .
+    a0   x
+    a1   x  x
+    a2   x  x  x
+    b0            x
+    b1            x  x
+     .   x  x  x  x  x  x      a row that would see nothing sees everything, so that its numbers stay finite
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+def count_positions(keep: Tensor | None, documents: Tensor | None) -> Tensor:
+    """Positions (B, T): how many kept tokens of its own document stand before each token.
+
+    keep (B, T) bool, documents (B, T) int; one of the two may be None. Padding on the left, padding on the right and
+    packing therefore all give a document the positions that it has alone.
+    """
+    kept = torch.ones_like(documents, dtype=torch.long) if keep is None else keep.long()
+    before = kept.cumsum(1) - kept
+    if documents is None:
+        return before
+    starts = torch.ones_like(documents, dtype=torch.bool)
+    starts[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return before - torch.where(starts, before, 0).cummax(1).values
+
+
+@dataclass
+class Layout:
+    """The facts of one attention: T queries against S keys. Lowered once per kind of layer, reused by all layers.
+
+    q_positions (B or 1, T), k_positions (B or 1, S); keep (B, S) bool; q_documents (B, T), k_documents (B, S).
+    Under ``causal`` query t stands in column ``offset + t`` of the keys.
+    """
+
+    q_positions: Tensor
+    k_positions: Tensor
+    causal: bool = False
+    offset: int = 0
+    keep: Tensor | None = None
+    q_documents: Tensor | None = None
+    k_documents: Tensor | None = None
+    lowered: dict = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, tokens: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, causal: bool, cache=None):
+        """The layout of self-attention over ``tokens`` (B, T, ...), behind what the cache already holds."""
+        offset, (batch, length) = 0 if cache is None else cache.length, tokens.shape[:2]
+        keep = None if attention_mask is None else attention_mask.bool()
+        if cache is not None:
+            keep, document_ids = cache.extend(batch, length, keep, document_ids)
+        if keep is None and document_ids is None:
+            positions = torch.arange(offset + length, device=tokens.device)[None]
+        else:
+            positions = count_positions(keep, document_ids)
+        new = slice(offset, None)
+        return cls(positions[:, new], positions, causal, offset, keep,
+                   None if document_ids is None else document_ids[:, new], document_ids)  # fmt: skip
+
+    def over(self, memory: Tensor, memory_mask: Tensor | None, memory_documents: Tensor | None = None) -> Layout:
+        """The layout of cross-attention from these queries to ``memory`` (B, S, D)."""
+        return Layout(
+            q_positions=self.q_positions,
+            k_positions=torch.arange(memory.shape[1], device=memory.device)[None],
+            keep=None if memory_mask is None else memory_mask.bool(),
+            q_documents=None if memory_documents is None else self.q_documents,
+            k_documents=None if self.q_documents is None else memory_documents,
+        )
+
+    def allowed(self, window: int | None = None) -> Tensor | None:
+        """Who sees whom, (B or 1, 1, T, S) bool; None when everyone sees everyone."""
+        queries, keys, rules = self.q_positions, self.k_positions, []
+        if self.causal and queries.shape[1] > 1:
+            columns = torch.arange(keys.shape[1], device=keys.device)
+            rules.append((columns[self.offset :, None] >= columns)[None])
+        if window is not None:
+            distance = queries[:, :, None] - keys[:, None, :]
+            rules.append(distance < window if self.causal else distance.abs() <= window // 2)
+        if self.keep is not None:
+            rules.append(self.keep[:, None, :])
+        if self.k_documents is not None:
+            rules.append(self.q_documents[:, :, None] == self.k_documents[:, None, :])
+        if not rules:
+            return None
+        allowed = rules[0]
+        for rule in rules[1:]:
+            allowed = allowed & rule
+        if self.keep is not None or self.k_documents is not None:
+            allowed = allowed | ~allowed.any(-1, keepdim=True)
+        return allowed[:, None]
+
+    def lower(self, position, window: int | None, dtype: torch.dtype, dense: bool) -> tuple[Tensor | None, bool]:
+        """What an attention kernel takes: (mask, is_causal).
+
+        The mask is None, bool (True: seen), or a float that is added to the scores, -inf where nothing is seen: always
+        float when the position scheme has a bias or when the kernel asks for ``dense``, which also rules out is_causal.
+        """
+        key = (id(position), window, dtype, dense)
+        if key not in self.lowered:
+            self.lowered[key] = self._lower(position, window, dtype, dense)
+        return self.lowered[key]
+
+    def _lower(self, position, window, dtype, dense):
+        bias = None if position is None else position.bias(self.q_positions, self.k_positions)
+        n_queries, n_keys = self.q_positions.shape[1], self.k_positions.shape[1]
+        if window is not None and n_keys <= (window if self.causal else window // 2 + 1):
+            window = None
+        special = bias is not None or window is not None or self.keep is not None or self.k_documents is not None
+        if self.causal and not special and not dense and 1 < n_queries == n_keys:
+            return None, True
+        allowed = self.allowed(window)
+        if bias is None and (allowed is None or not dense):
+            return allowed, False
+        if bias is None:
+            bias = torch.zeros((), dtype=dtype, device=allowed.device)
+        mask = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+        return mask.to(dtype), False

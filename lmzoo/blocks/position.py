@@ -1,0 +1,153 @@
+"""Where a token stands. One object with three hooks, each the identity unless a scheme overrides it:
+
+    embed(x, positions)          adds to the embedding               learned, sinusoidal
+    rotate(q, k, q_pos, k_pos)   turns queries and keys              rotary
+    bias(q_pos, k_pos)           adds to the scores                  T5's buckets, ALiBi
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Position(nn.Module):
+    """No positions at all (a causal model can still tell them: Haviv et al. 2022, arXiv:2203.16634)."""
+
+    max_positions: int | None = None  # the longest row that the scheme can take; None: any
+    rotates = False
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool):
+        super().__init__()
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x (B, T, D), positions (B or 1, T) -> (B, T, D)."""
+        return x
+
+    def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
+        """q (B, H, T, K), k (B, H_kv, S, K), positions (B or 1, T) and (B or 1, S) -> the same shapes."""
+        return q, k
+
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
+        """(B or 1, T), (B or 1, S) -> (B or 1, H, T, S) in float32, or None."""
+        return None
+
+
+class Learned(Position):
+    """A vector per position, up to max_len (Gehring et al. 2017, arXiv:1705.03122; BERT, GPT-2)."""
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool):
+        super().__init__(d_model, n_heads, d_head, max_len, causal)
+        self.table, self.max_positions = nn.Embedding(max_len, d_model), max_len
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table(positions)
+
+
+class Sinusoidal(Position):
+    """PE(p, 2i) = sin(p / 10000^(2i/D)), PE(p, 2i+1) = cos(the same) (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool):
+        super().__init__(d_model, n_heads, d_head, max_len, causal)
+        if d_model % 2:
+            raise ValueError(f"sinusoidal positions need an even d_model, got d_model={d_model}")
+        self.d_model = d_model
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        angles = positions[..., None] * inverse_frequencies(self.d_model, 10000.0, positions.device)
+        return x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)
+
+
+class Rotary(Position):
+    """Turn the pair (i, i + K/2) of queries and keys by p * theta^(-2i/K): scores depend on the distance only.
+
+    Su et al. 2021, arXiv:2104.09864. ``fraction``: the part of a head that turns (GPT-NeoX: 0.25). ``scaling``: positions
+    are divided by it (position interpolation, Chen et al. 2023, arXiv:2306.15595). Angles are float32 whatever the model's
+    dtype, since bfloat16 cannot tell position 256 from 257.
+    """
+
+    rotates = True
+
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *,
+        theta: float = 10000.0, fraction: float = 1.0, scaling: float = 1.0,
+    ):  # fmt: skip
+        super().__init__(d_model, n_heads, d_head, max_len, causal)
+        self.theta, self.scaling, self.d_rotary = theta, scaling, int(d_head * fraction)
+        if self.d_rotary % 2 or not 0 < self.d_rotary <= d_head:
+            raise ValueError(f"rotary positions need an even part of a head, got d_head={d_head} * fraction={fraction}")
+
+    def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
+        q_turn = self.turn(q_pos)
+        return self.apply_turn(q, *q_turn), self.apply_turn(k, *(q_turn if k_pos is q_pos else self.turn(k_pos)))
+
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
+        angles = positions[:, None, :, None] / self.scaling * inverse_frequencies(self.d_rotary, self.theta, positions.device)
+        angles = torch.cat([angles, angles], -1)
+        return angles.cos(), angles.sin()
+
+    def apply_turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        part, rest = x[..., : self.d_rotary], x[..., self.d_rotary :]
+        first, second = part.chunk(2, -1)
+        turned = (part * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+
+
+class Alibi(Position):
+    """bias = -slope_h * |q - k|, slopes a geometric series (Press et al. 2021, arXiv:2108.12409)."""
+
+    def __init__(self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool):
+        super().__init__(d_model, n_heads, d_head, max_len, causal)
+        self.slopes = alibi_slopes(n_heads)
+
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        slopes = torch.tensor(self.slopes, device=q_pos.device)[:, None, None]
+        return -slopes * (q_pos[:, None, :, None] - k_pos[:, None, None, :]).abs()
+
+
+class Buckets(Position):
+    """T5's relative bias: a learned number per head and bucket of distances, one table for all layers of a stack.
+
+    Half of the buckets are exact distances, the others grow logarithmically up to ``max_distance``; without ``causal``
+    each direction has its half of the table (Raffel et al. 2020, arXiv:1910.10683, section 2.1).
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *,
+        n_buckets: int = 32, max_distance: int = 128,
+    ):  # fmt: skip
+        super().__init__(d_model, n_heads, d_head, max_len, causal)
+        self.causal, self.n_buckets, self.max_distance = causal, n_buckets, max_distance
+        self.table = nn.Embedding(n_buckets, n_heads)
+
+    def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
+        bucket = self.bucket(k_pos[:, None, :] - q_pos[:, :, None])
+        return self.table(bucket).permute(0, 3, 1, 2).float()
+
+    def bucket(self, distance: Tensor) -> Tensor:
+        """The bucket of each distance key - query, any shape of ints."""
+        n_buckets, start = self.n_buckets, torch.zeros_like(distance)
+        if self.causal:
+            distance = (-distance).clamp(min=0)
+        else:
+            n_buckets //= 2
+            start, distance = (distance > 0) * n_buckets, distance.abs()
+        n_exact = n_buckets // 2
+        growth = (distance.clamp(min=1).float() / n_exact).log() / math.log(self.max_distance / n_exact)
+        far = (n_exact + (growth * (n_buckets - n_exact)).long()).clamp(max=n_buckets - 1)
+        return start + torch.where(distance < n_exact, distance, far)
+
+
+def inverse_frequencies(width: int, theta: float, device) -> Tensor:
+    """theta^(-2i/width) for i < width/2, float32."""
+    return theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+
+
+def alibi_slopes(n_heads: int) -> list[float]:
+    """2^(-8/n), 2^(-16/n), ... for n a power of two; else those of the power below and every other one of the power above."""
+    power = 2 ** int(math.log2(n_heads))
+    slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
+    return slopes if power == n_heads else slopes + alibi_slopes(2 * power)[0::2][: n_heads - power]

@@ -1,0 +1,70 @@
+"""Encoder-only: every token sees the whole row (BERT: Devlin et al. 2018, arXiv:1810.04805)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..blocks.stack import Stack
+
+
+class Encoder(Stack):
+    """Embedding, bidirectional layers, head. Parts are recipes (blocks/__init__.py), sizes are the papers'.
+
+    ``attention_dropout``: None for ``dropout``. Raises ValueError for sizes that do not fit.
+    """
+
+    family = "encoder"
+    causal = False
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        d_model: int,
+        n_layers: int,
+        n_heads: int,
+        d_ff: int,
+        max_len: int,
+        embed,
+        position,
+        attention,
+        ffn,
+        norm,
+        block,
+        head,
+        init,
+        n_kv_heads: int | None = None,
+        d_head: int | None = None,
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        activation_dropout: float = 0.0,
+        share: int = 1,
+    ):
+        super().__init__(
+            d_model=d_model, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_ff=d_ff,
+            max_len=max_len, dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
+            share=share, position=position, attention=attention, ffn=ffn, norm=norm, block=block, causal=self.causal,
+        )  # fmt: skip
+        self.vocab_size, self.max_len = vocab_size, max_len
+        self.embed = embed(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
+        self.head = head(embed=self.embed)
+        init(self)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        cache=None,
+        readout=None,
+    ) -> Tensor:
+        """input_ids (B, T) -> logits (B, T, V), or what ``readout(head, hidden)`` makes of hidden (B, T, D).
+
+        attention_mask (B, T): 1 for kept tokens; document_ids (B, T): tokens see only their own document. With ``cache``
+        (decoders only) the rows continue what it holds, and the mask and the documents cover the new tokens only.
+        """
+        layout = self.layout(input_ids, attention_mask, document_ids, cache)
+        hidden = self.embed(input_ids, self.positions[0], layout.q_positions, token_type_ids)
+        hidden = self.run(hidden, layout, cache)
+        return self.head(hidden) if readout is None else readout(self.head, hidden)
