@@ -19,9 +19,15 @@ from .layout import Layout
 SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
 
 
-def choose_backend(q: Tensor, n_keys: int) -> str:
-    """The quickest kernel for ``q`` (B, H, T, K) against ``n_keys``: the only place where this is decided."""
-    return "matmul" if q.device.type == "cpu" and q.dtype == torch.bfloat16 and n_keys <= SHORT else "sdpa"
+def choose_backend(device: torch.device, dtype: torch.dtype, n_keys: int) -> str:
+    """The quickest kernel for queries against ``n_keys`` keys: the only place where this is decided."""
+    return "matmul" if device.type == "cpu" and dtype == torch.bfloat16 and n_keys <= SHORT else "sdpa"
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which matrix products of ``x`` come out: autocast's where that is on."""
+    autocast = x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
 class Attention(nn.Module):
@@ -32,6 +38,8 @@ class Attention(nn.Module):
     ``window``: a causal query sees its last ``window`` positions, itself included; others window // 2 to each side.
     ``qk_norm``: a recipe of a norm over d_head for queries and keys. ``backend``: auto, sdpa or matmul (equal results).
     """
+
+    dot_product = True  # so that rotated queries and keys give scores that depend on the distance only
 
     def __init__(
         self,
@@ -78,7 +86,7 @@ class Attention(nn.Module):
             q, k = position.rotate(q, k, layout.q_positions, layout.q_positions)
         if memory is None and cache is not None:
             k, v = cache.append(k, v, layout.offset)
-        out = self.attend(q, k, v, layout, position)
+        out = self.attend(q, k, v, *self.lower(x, layout, position))
         return self.out(out.transpose(1, 2).flatten(2))
 
     def key_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,12 +96,23 @@ class Attention(nn.Module):
             self._heads(self.v(source), self.n_kv_heads),
         )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
+    def lower(self, x: Tensor, layout: Layout, position=None) -> tuple[Tensor | None, bool]:
+        """(mask, is_causal) for this part's window and kernel, see Layout.lower; made once for all layers alike.
+
+        A stack calls it ahead of each layer: a learned bias must not enter the graph inside the layer that happens to
+        be first, since activation checkpointing runs that layer anew and would not find the same graph.
+        """
+        dense = self.kernel(x, layout.k_positions.shape[1]) == "matmul"
+        return layout.lower(position, self.window, product_dtype(x), dense)
+
+    def kernel(self, x: Tensor, n_keys: int) -> str:
+        """sdpa or matmul: how queries made from ``x`` meet ``n_keys`` keys."""
+        return choose_backend(x.device, product_dtype(x), n_keys) if self.backend == "auto" else self.backend
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
-        backend = choose_backend(q, k.shape[2]) if self.backend == "auto" else self.backend
-        if backend == "matmul":
-            return self._weigh((q * self.scale) @ self._every_head(k).mT, v, layout, position)
-        mask, is_causal = layout.lower(position, self.window, q.dtype, dense=False)
+        if self.kernel(q, k.shape[2]) == "matmul":
+            return self._weigh((q * self.scale) @ self._every_head(k).mT, v, mask)
         dropout = self.dropout if self.training else 0.0
         grouped = self.n_kv_heads < self.n_heads
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale=self.scale, enable_gqa=grouped)
@@ -103,8 +122,7 @@ class Attention(nn.Module):
         shape = (batch, self.n_kv_heads, max_len, self.d_head)
         return KeyValues(self.k.weight.new_empty(shape), self.k.weight.new_empty(shape))
 
-    def _weigh(self, scores: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
-        mask, _ = layout.lower(position, self.window, scores.dtype, dense=True)
+    def _weigh(self, scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         weights = (scores if mask is None else scores.add_(mask)).softmax(-1)
         return F.dropout(weights, self.dropout, self.training) @ self._every_head(v)
 
@@ -117,24 +135,54 @@ class Attention(nn.Module):
 
 
 class Additive(Attention):
-    """Additive attention: scores e . tanh(q + k), with one vector e (K) per head. Needs B*H*T*S*K numbers: for study."""
+    """Additive attention: scores e . tanh(q + k), with one vector e (K) per head. Takes B*H*T*S*K numbers."""
 
-    def __init__(self, d_model: int, n_heads: int, n_kv_heads: int, d_head: int, dropout: float = 0.0, d_memory: int | None = None, **options):  # fmt: skip
-        super().__init__(d_model, n_heads, n_kv_heads, d_head, dropout, d_memory, **options)
+    dot_product = False
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        d_head: int,
+        dropout: float = 0.0,
+        d_memory: int | None = None,
+        *,
+        bias: bool = True,
+        window: int | None = None,
+    ):
+        super().__init__(d_model, n_heads, n_kv_heads, d_head, dropout, d_memory, bias=bias, window=window)
         self.energy = nn.Parameter(torch.empty(n_heads, d_head))
         nn.init.normal_(self.energy, std=d_head**-0.5)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, position) -> Tensor:
+    def kernel(self, x: Tensor, n_keys: int) -> str:
+        """A matrix of scores is all that there is."""
+        return "matmul"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
-        if position is not None and position.rotates:
-            raise ValueError("additive attention cannot take a rotary position: only dot products make rotations relative")
         summed = torch.tanh(q[:, :, :, None] + self._every_head(k)[:, :, None])
-        return self._weigh(torch.einsum("bhtsk,hk->bhts", summed, self.energy.to(summed.dtype)), v, layout, position)
+        return self._weigh(torch.einsum("bhtsk,hk->bhts", summed, self.energy.to(summed.dtype)), v, mask)
 
 
-def grouped_query(n_heads: int, n_kv_heads: int, *, group: int | None = None, **options) -> Attention:
+class GroupedQuery(Attention):
     """Attention whose every ``group`` query heads share a key/value head; None: all of them (multi-query attention)."""
-    group = group or n_heads
-    if n_heads % group:
-        raise ValueError(f"n_heads={n_heads} is not divisible by group={group}")
-    return Attention(n_heads=n_heads, n_kv_heads=n_heads // group, **options)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        n_kv_heads: int,
+        d_head: int,
+        dropout: float = 0.0,
+        d_memory: int | None = None,
+        *,
+        group: int | None = None,
+        **options,
+    ):
+        group = group or n_heads
+        if n_heads % group:
+            raise ValueError(f"n_heads={n_heads} is not divisible by group={group}")
+        if n_kv_heads not in (n_heads, n_heads // group):
+            raise ValueError(f"n_kv_heads={n_kv_heads} contradicts n_heads={n_heads} / group={group}: leave one out")
+        super().__init__(d_model, n_heads, n_heads // group, d_head, dropout, d_memory, **options)

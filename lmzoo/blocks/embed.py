@@ -15,9 +15,16 @@ class Embed(nn.Module):
     """
 
     def __init__(
-        self, vocab_size: int, d_model: int, dropout: float = 0.0, *,
-        n_types: int = 0, d_embed: int | None = None, scale: float | str = 1.0, norm=None,
-    ):  # fmt: skip
+        self,
+        vocab_size: int,
+        d_model: int,
+        dropout: float = 0.0,
+        *,
+        n_types: int = 0,
+        d_embed: int | None = None,
+        scale: float | str = 1.0,
+        norm=None,
+    ):
         super().__init__()
         self.d_model = d_model
         self.scale = d_model**0.5 if scale == "sqrt" else float(scale)
@@ -27,7 +34,9 @@ class Embed(nn.Module):
         self.norm = nn.Identity() if norm is None else norm(d_model)
         self.drop = nn.Dropout(dropout)
 
-    def forward(self, input_ids: Tensor, position: Position, positions: Tensor, token_type_ids: Tensor | None = None) -> Tensor:  # fmt: skip
+    def forward(
+        self, input_ids: Tensor, position: Position, positions: Tensor, token_type_ids: Tensor | None = None
+    ) -> Tensor:
         """input_ids (B, T), positions (B or 1, T), token_type_ids (B, T) or None: all of type 0 -> (B, T, D)."""
         x = self.tokens(input_ids)
         if self.project is not None:

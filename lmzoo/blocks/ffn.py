@@ -1,7 +1,9 @@
 """Feed-forward: the same two-layer network at every position.
 
-    down(activation(up(x)))              Vaswani et al. 2017, arXiv:1706.03762; squared ReLU: So et al. 2021, arXiv:2109.08668
-    down(activation(gate(x)) * up(x))    gated linear units: Shazeer 2020, arXiv:2002.05202 (SiLU: SwiGLU, GELU: GeGLU, ReLU: ReGLU)
+    down(activation(up(x)))              Vaswani et al. 2017, arXiv:1706.03762
+    down(activation(gate(x)) * up(x))    gated linear units, Shazeer 2020, arXiv:2002.05202
+
+With the gate's activation SiLU they are called SwiGLU, with GELU GeGLU, with ReLU ReGLU.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class GLU(FeedForward):
 
 
 class SquaredReLU(nn.Module):
-    """max(x, 0)^2."""
+    """max(x, 0)^2 (So et al. 2021, arXiv:2109.08668)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape, elementwise."""

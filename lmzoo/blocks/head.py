@@ -1,6 +1,6 @@
 """From the last hidden states to logits over the vocabulary or over classes.
 
-A tied head holds the embedding's weight without registering it: one parameter, one key in a checkpoint, one entry in the
+A tied head holds the embedding without registering it: one parameter, one key in a checkpoint, one entry in the
 optimizer, whatever is loaded, moved or resized (Press & Wolf 2016, arXiv:1608.05859).
 """
 
@@ -58,7 +58,7 @@ class Masked(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector per row: tanh(dense(pooled)), pooled over the first or last kept position, or the mean of the kept ones."""
+    """One vector per row: tanh(dense(pooled)); pooled is the first or last kept position, or the mean of all kept."""
 
     def __init__(self, embed: Embed, *, pool: str = "first"):
         super().__init__()
@@ -71,10 +71,11 @@ class Pooler(nn.Module):
         return self.dense(self.pooled(hidden, attention_mask)).tanh()
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The same before the dense layer. A row without any kept position takes its first."""
+        """The same before the dense layer. A row that keeps nothing takes its first position; its mean is zero."""
         keep = torch.ones(hidden.shape[:2], device=hidden.device) if attention_mask is None else attention_mask.float()
         if self.pool == "mean":
-            return (hidden * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+            mean = (hidden * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
+            return mean.to(hidden.dtype)
         columns = torch.arange(keep.shape[1], device=keep.device)
         column = (keep * columns).argmax(1) if self.pool == "last" else keep.argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), column]

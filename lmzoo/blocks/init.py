@@ -23,7 +23,7 @@ def normal(model: nn.Module, *, std: float = 0.02) -> None:
 
 
 def gpt2(model: nn.Module, *, std: float = 0.02) -> None:
-    """As ``normal``, what is added to the residual stream divided by sqrt(2 n_layers) (Radford et al. 2019, section 2.3)."""
+    """As ``normal``, with residual outputs divided by sqrt(2 n_layers) (Radford et al. 2019, section 2.3)."""
     normal(model, std=std)
     for name, module in model.named_modules():
         if name.endswith(RESIDUAL):
@@ -48,7 +48,7 @@ def t5(model: nn.Module, *, factor: float = 1.0) -> None:
 
 
 def xavier(model: nn.Module) -> None:
-    """Matrices uniform by Glorot & Bengio 2010; embeddings N(0, 1/d_model), since they are scaled by sqrt(d_model) (2017)."""
+    """Matrices uniform (Glorot & Bengio 2010); embeddings N(0, 1/d_model), to be scaled by sqrt(d_model)."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -77,7 +77,7 @@ class Layout:
         )
 
     def allowed(self, window: int | None = None) -> Tensor | None:
-        """Who sees whom, (B or 1, 1, T, S) bool; None when everyone sees everyone."""
+        """Who sees whom, (B or 1, 1, T or 1, S) bool; None when everyone sees everyone."""
         queries, keys, rules = self.q_positions, self.k_positions, []
         if self.causal and queries.shape[1] > 1:
             columns = torch.arange(keys.shape[1], device=keys.device)

@@ -1,8 +1,8 @@
 """Where a token stands. One object with three hooks, each the identity unless a scheme overrides it:
 
-    embed(x, positions)          adds to the embedding               learned, sinusoidal
-    rotate(q, k, q_pos, k_pos)   turns queries and keys              rotary
-    bias(q_pos, k_pos)           adds to the scores                  T5's buckets, ALiBi
+embed(x, positions)          adds to the embedding               learned, sinusoidal
+rotate(q, k, q_pos, k_pos)   turns queries and keys              rotary
+bias(q_pos, k_pos)           adds to the scores                  T5's buckets, ALiBi
 """
 
 from __future__ import annotations
@@ -63,17 +63,25 @@ class Sinusoidal(Position):
 class Rotary(Position):
     """Turn the pair (i, i + K/2) of queries and keys by p * theta^(-2i/K): scores depend on the distance only.
 
-    Su et al. 2021, arXiv:2104.09864. ``fraction``: the part of a head that turns (GPT-NeoX: 0.25). ``scaling``: positions
-    are divided by it (position interpolation, Chen et al. 2023, arXiv:2306.15595). Angles are float32 whatever the model's
-    dtype, since bfloat16 cannot tell position 256 from 257.
+    Su et al. 2021, arXiv:2104.09864. ``fraction``: the part of a head that turns (GPT-NeoX: 0.25). ``scaling`` divides
+    the positions (position interpolation, Chen et al. 2023, arXiv:2306.15595). Angles are float32 whatever the dtype of
+    the model, since bfloat16 cannot tell position 256 from 257.
     """
 
     rotates = True
 
     def __init__(
-        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *,
-        theta: float = 10000.0, fraction: float = 1.0, scaling: float = 1.0,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        max_len: int,
+        causal: bool,
+        *,
+        theta: float = 10000.0,
+        fraction: float = 1.0,
+        scaling: float = 1.0,
+    ):
         super().__init__(d_model, n_heads, d_head, max_len, causal)
         self.theta, self.scaling, self.d_rotary = theta, scaling, int(d_head * fraction)
         if self.d_rotary % 2 or not 0 < self.d_rotary <= d_head:
@@ -85,7 +93,11 @@ class Rotary(Position):
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
-        angles = positions[:, None, :, None] / self.scaling * inverse_frequencies(self.d_rotary, self.theta, positions.device)
+        angles = (
+            positions[:, None, :, None]
+            / self.scaling
+            * inverse_frequencies(self.d_rotary, self.theta, positions.device)
+        )
         angles = torch.cat([angles, angles], -1)
         return angles.cos(), angles.sin()
 
@@ -116,10 +128,19 @@ class Buckets(Position):
     """
 
     def __init__(
-        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *,
-        n_buckets: int = 32, max_distance: int = 128,
-    ):  # fmt: skip
+        self,
+        d_model: int,
+        n_heads: int,
+        d_head: int,
+        max_len: int,
+        causal: bool,
+        *,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+    ):
         super().__init__(d_model, n_heads, d_head, max_len, causal)
+        if not 1 <= n_buckets // (2 if causal else 4) < max_distance:
+            raise ValueError(f"n_buckets={n_buckets} are too few, or too many for max_distance={max_distance}")
         self.causal, self.n_buckets, self.max_distance = causal, n_buckets, max_distance
         self.table = nn.Embedding(n_buckets, n_heads)
 
@@ -147,7 +168,7 @@ def inverse_frequencies(width: int, theta: float, device) -> Tensor:
 
 
 def alibi_slopes(n_heads: int) -> list[float]:
-    """2^(-8/n), 2^(-16/n), ... for n a power of two; else those of the power below and every other one of the power above."""
+    """2^(-8/n), 2^(-16/n), ...; for n no power of two those of the power below, then every other of the power above."""
     power = 2 ** int(math.log2(n_heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     return slopes if power == n_heads else slopes + alibi_slopes(2 * power)[0::2][: n_heads - power]

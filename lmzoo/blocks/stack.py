@@ -66,10 +66,20 @@ class Stack(nn.Module):
             )
             for i in range(n_layers // share)
         )
+        for i in range(n_layers):
+            if self.positions[i % len(self.positions)].rotates and not self.blocks[i // share].attn.dot_product:
+                raise ValueError("rotary positions need attention by dot products, not additive attention")
         self.norm = pick(norm, 0)(d_model) if self.blocks[-1].final_norm else nn.Identity()
         self.max_positions = self.positions[0].max_positions
 
-    def run(self, x: Tensor, layout: Layout, cache: Cache | None = None, memory: Tensor | None = None, memory_layout: Layout | None = None) -> Tensor:  # fmt: skip
+    def run(
+        self,
+        x: Tensor,
+        layout: Layout,
+        cache: Cache | None = None,
+        memory: Tensor | None = None,
+        memory_layout: Layout | None = None,
+    ) -> Tensor:
         """x (B, T, D) -> (B, T, D), through every layer and the final norm; fills ``cache``."""
         for i in range(self.n_layers):
             block = self.blocks[i // self.share]
@@ -77,16 +87,21 @@ class Stack(nn.Module):
             layer, cross = (None, None) if cache is None else (cache.layers[i], cache.cross[i])
             if memory is not None and cache is not None and cross is None:
                 cross = cache.cross[i] = KeyValues(*block.cross.key_values(memory))
+            block.attn.lower(x, layout, position)
             x = block(x, layout, position, layer, memory, memory_layout, cross)
         if cache is not None:
             cache.length += x.shape[1]
         return self.norm(x)
 
-    def layout(self, tokens: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, cache: Cache | None = None) -> Layout:  # fmt: skip
+    def layout(
+        self, tokens: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, cache: Cache | None = None
+    ) -> Layout:
         """The facts of these rows, (B, T). Raises ValueError where the positions do not reach so far."""
         length = tokens.shape[1] + (0 if cache is None else cache.length)
         if self.max_positions is not None and length > self.max_positions and document_ids is None:
-            raise ValueError(f"a row of {length} tokens is longer than the model's {self.max_positions} learned positions")
+            raise ValueError(
+                f"a row of {length} tokens is longer than the model's {self.max_positions} learned positions"
+            )
         return Layout.of(tokens, attention_mask, document_ids, self.causal, cache)
 
     def cache(self, batch: int, max_len: int) -> Cache:

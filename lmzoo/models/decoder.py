@@ -1,4 +1,4 @@
-"""Decoder-only: every token sees itself and what stands before it (GPT: Radford et al. 2018; GPT-2: Radford et al. 2019)."""
+"""Decoder-only: every token sees itself and what stands before it (GPT-2: Radford et al. 2019)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .encoder import Encoder
 
 
 class Decoder(Encoder):
-    """The encoder's layers under a causal mask; ``forward(..., cache=model.cache(batch, max_len))`` decodes in steps."""
+    """The encoder's layers under a causal mask; with ``cache=model.cache(batch, max_len)`` it decodes in steps."""
 
     family = "decoder"
     causal = True

@@ -42,8 +42,9 @@ class Encoder(Stack):
     ):
         super().__init__(
             d_model=d_model, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, d_head=d_head, d_ff=d_ff,
-            max_len=max_len, dropout=dropout, attention_dropout=attention_dropout, activation_dropout=activation_dropout,
-            share=share, position=position, attention=attention, ffn=ffn, norm=norm, block=block, causal=self.causal,
+            max_len=max_len, dropout=dropout, attention_dropout=attention_dropout, share=share,
+            activation_dropout=activation_dropout, position=position, attention=attention, ffn=ffn, norm=norm,
+            block=block, causal=self.causal,
         )  # fmt: skip
         self.vocab_size, self.max_len = vocab_size, max_len
         self.embed = embed(vocab_size=vocab_size, d_model=d_model, dropout=dropout)
@@ -61,8 +62,8 @@ class Encoder(Stack):
     ) -> Tensor:
         """input_ids (B, T) -> logits (B, T, V), or what ``readout(head, hidden)`` makes of hidden (B, T, D).
 
-        attention_mask (B, T): 1 for kept tokens; document_ids (B, T): tokens see only their own document. With ``cache``
-        (decoders only) the rows continue what it holds, and the mask and the documents cover the new tokens only.
+        attention_mask (B, T): 1 for kept tokens; document_ids (B, T): tokens see only their own document. With a
+        ``cache`` (decoders only) the rows continue what it holds; mask and documents then cover the new tokens only.
         """
         layout = self.layout(input_ids, attention_mask, document_ids, cache)
         hidden = self.embed(input_ids, self.positions[0], layout.q_positions, token_type_ids)

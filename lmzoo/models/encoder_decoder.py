@@ -1,4 +1,7 @@
-"""Encoder-decoder: a decoder that also looks at an encoder's output (Vaswani et al. 2017, arXiv:1706.03762; T5, arXiv:1910.10683)."""
+"""Encoder-decoder: a decoder that also looks at an encoder's output.
+
+Vaswani et al. 2017, arXiv:1706.03762; T5: Raffel et al. 2020, arXiv:1910.10683.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ..blocks.stack import Stack
 class EncoderDecoder(nn.Module):
     """One embedding, an encoder's stack, a decoder's stack with cross-attention, a head.
 
-    ``n_decoder_layers``: None for n_layers. ``cross``: recipe of the attention over the encoder's output. Everything else
+    ``n_decoder_layers``: None for n_layers. ``cross``: recipe of the attention over the encoder's output. All else is
     as in Encoder. Raises ValueError for sizes that do not fit.
     """
 
@@ -68,17 +71,25 @@ class EncoderDecoder(nn.Module):
         decoder_document_ids: Tensor | None = None,
         readout=None,
     ) -> Tensor:
-        """input_ids (B, S), decoder_input_ids (B, T) -> logits (B, T, V), or ``readout(head, hidden)`` of hidden (B, T, D).
+        """input_ids (B, S), decoder_input_ids (B, T) -> logits (B, T, V), or ``readout(head, hidden)`` of (B, T, D).
 
-        attention masks: 1 for kept tokens; with both kinds of document ids, tokens see only their own document, also
+        Attention masks: 1 for kept tokens; with both kinds of document ids, tokens see only their own document, also
         across from the decoder to the encoder.
         """
         memory = self.encode(input_ids, attention_mask, document_ids)
         return self.decode(
-            decoder_input_ids, memory, attention_mask, decoder_attention_mask, decoder_document_ids, document_ids, readout=readout
+            decoder_input_ids,
+            memory,
+            attention_mask,
+            decoder_attention_mask,
+            decoder_document_ids,
+            document_ids,
+            readout=readout,
         )
 
-    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None, document_ids: Tensor | None = None) -> Tensor:
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, document_ids: Tensor | None = None
+    ) -> Tensor:
         """input_ids (B, S) -> memory (B, S, D)."""
         layout = self.encoder.layout(input_ids, attention_mask, document_ids)
         return self.encoder.run(self.embed(input_ids, self.encoder.positions[0], layout.q_positions), layout)

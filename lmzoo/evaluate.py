@@ -1,0 +1,52 @@
+"""Measure what a run has learned.
+
+    python -m lmzoo.evaluate ckpt=RUN                                     on its own test or validation split
+    python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
+"""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from . import parts
+from .config import command
+from .errors import UserError
+
+
+def main() -> None:
+    command("evaluate", job)
+
+
+def job(config: DictConfig) -> None:
+    print(parts.report(evaluate(config)))
+
+
+def evaluate(config: DictConfig) -> dict[str, float]:
+    """{metric: value} of the run's task. `config` is the run's, with `ckpt`, the data, and which `split` of them.
+
+    `split`: "whole" (all of data.path), "test", "val", or None: "test" where the data has one, else "val".
+    """
+    from . import checkpoint, data, load
+
+    config = parts.settled(config)
+    net = load(config.ckpt)
+    labels = checkpoint.read(config.ckpt)["lmzoo"]["labels"]
+    whole = config.split == "whole"
+    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
+    split = "test" if whole else config.split or ("test" if "test" in store.splits else "val")
+    if split not in store.splits:
+        raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")
+
+    config.callbacks, config.trainer.limit_val_batches = {}, None
+    config.run_dir = str(Path(config.run_dir) / "evaluation")
+    task = parts.build_task(config, net, net.tokenizer)
+    module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed)
+    trainer = parts.build_trainer(config, steps=1)
+    run = trainer.validate if split == "val" else trainer.test
+    run(task, datamodule=module, verbose=False)
+    parts.end(trainer)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Fill what is missing in a text: masks by an encoder, spans by an encoder-decoder.
+
+A blank is written ``{}``, or as the mask token or a sentinel is spelled. The special tokens of a text are text to the
+tokenizer, so the pieces between blanks are encoded one by one and the ids put between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .decoding import check_family, evaluating, generate
+from .errors import UserError
+
+BLANK = "{}"
+
+
+@torch.no_grad()
+def fill_masks(model: nn.Module, tokenizer, text: str, top: int = 3) -> list[list[tuple[str, float]]]:
+    """For each blank of ``text`` ({}, or the mask token as it is written) its ``top`` tokens with their probabilities.
+
+    Raises UserError for a model that is no encoder, a tokenizer without mask, a text without blank or too long.
+    """
+    check_family(model, "encoder")
+    tokenizer.require("mask", task="filling masks")
+    text = text.replace(tokenizer.token(tokenizer.mask), BLANK)
+    ids = tokenizer.document(join(tokenizer, text, [tokenizer.mask] * text.count(BLANK)))
+    if model.max_positions is not None and len(ids) > model.max_positions:
+        raise UserError(f"a text of {len(ids)} tokens is longer than the {model.max_positions} positions of the model")
+    row = torch.tensor([ids], device=next(model.parameters()).device)
+    with evaluating(model):
+        logits = model(row, readout=lambda head, hidden: head(hidden[row == tokenizer.mask]))
+    best = logits[:, : len(tokenizer)].float().softmax(-1).topk(top)
+    tokens = [[tokenizer.decode([id]).strip() or tokenizer.token(id) for id in line] for line in best.indices.tolist()]
+    return [list(zip(*pair, strict=True)) for pair in zip(tokens, best.values.tolist(), strict=True)]
+
+
+def fill_spans(model: nn.Module, tokenizer, text: str, max_new_tokens: int = 64) -> dict[str, str]:
+    """For each blank of ``text`` ({}, or a sentinel as it is written): {sentinel: span}, each token the likeliest.
+
+    The span of a sentinel that the model left out is empty. Raises UserError for a model that is no encoder-decoder, a
+    tokenizer without sentinels, a text without blank, too long, or with more blanks than sentinels.
+    """
+    check_family(model, "encoder-decoder")
+    tokenizer.require("sentinels", "start", "eos", task="filling spans")
+    for sentinel in tokenizer.sentinels:
+        text = text.replace(tokenizer.token(sentinel), BLANK)
+    row = torch.tensor([[*join(tokenizer, text, tokenizer.sentinels), tokenizer.eos]])
+    words = {"eos": tokenizer.eos, "start": tokenizer.start, "forbidden": range(len(tokenizer), model.vocab_size)}
+    answer, spans = generate(model, row, None, max_new_tokens, **words)[0, 1:].tolist(), {}
+    for sentinel in tokenizer.sentinels[: text.count(BLANK)]:
+        behind = answer[answer.index(sentinel) + 1 :] if sentinel in answer else []
+        end = next((at for at, id in enumerate(behind) if id in tokenizer.special_ids), len(behind))
+        spans[tokenizer.token(sentinel)] = tokenizer.decode(behind[:end]).strip()
+    return spans
+
+
+def join(tokenizer, text: str, fillers: Sequence[int]) -> list[int]:
+    """Ids of ``text`` with one of ``fillers`` in place of each blank."""
+    first, *others = text.split(BLANK)
+    if not 1 <= len(others) <= len(fillers):
+        raise UserError(f"the text has {len(others)} blanks: put {BLANK} where a part is missing, "
+                        f"1 to {len(fillers) or 'any number of'} times")  # fmt: skip
+    ids = tokenizer.encode(first.rstrip())
+    for filler, part in zip(fillers, others, strict=False):
+        ids = [*ids, filler, *tokenizer.encode(part.rstrip())]
+    return ids

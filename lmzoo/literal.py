@@ -1,0 +1,94 @@
+"""Text that stays as it was typed: through Hydra's grammar, OmegaConf's interpolations and a run folder's YAML.
+
+Hydra's grammar refuses commas, apostrophes, brackets and Chinese, and OmegaConf reads `${x}` as an interpolation. So
+the values of free text and paths are quoted before either sees them, and escaped where a configuration is read again.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from .errors import UserError
+
+FREE_TEXT = re.compile(r"(prompt|text|ckpt|init_from|run_dir|tags|notes|name|cache_dir|\w*path|\w*field|\w*column)")
+NULLABLE = re.compile(r"(?!prompt$|text$)")
+LISTS = re.compile(r"(tags|\w*path)")
+
+
+def prepared(words: Sequence[str]) -> list[str]:
+    """The words of a command line, ready for Hydra's grammar."""
+    sweep = {"-m", "--multirun"} & set(words)
+    for word in words:
+        if word.startswith("~") and not word.startswith("~callbacks."):
+            raise UserError(f"{word}: only a callback can be taken away (~callbacks.NAME); give the word another value")
+    words = [quote(word) for word in words]
+    return [re.sub("^run_dir=", "hydra.sweep.dir=", word) if sweep else word for word in words]  # one for each job
+
+
+def quote(word: str) -> str:
+    """A word of the command line with the value of a free text or path in Hydra's quotes: `prompt="it's"` is literal.
+
+    `null` stays null where it means "none given"; `data.path` and `tags` take a list `[a, b]`.
+    """
+    key, equals, value = word.partition("=")
+    last = re.split(r"[./]", key.lstrip("+"))[-1]
+    if not equals or key.lstrip("+").startswith("hydra") or not FREE_TEXT.fullmatch(last):
+        return word
+    if value == "null" and NULLABLE.match(last):
+        return word
+    if LISTS.fullmatch(last) and value[:1] == "[" and value[-1:] == "]" and not os.path.exists(value):
+        items = [item.strip().strip("'\"") for item in value[1:-1].split(",")]
+        return f"{key}=[{','.join(map(quoted, filter(None, items)))}]"
+    if last == "tags":
+        return f"{key}=[{','.join(quoted(tag.strip()) for tag in value.split(',') if tag.strip())}]"
+    return f"{key}={quoted(value)}"
+
+
+def quoted(text: str) -> str:
+    """`text` in Hydra's double quotes: backslashes count only before a quote, where they double."""
+    return '"' + re.sub(r'(\\*)("|$(?![\n]))', lambda m: m[1] * 2 + (r"\"" if m[2] else ""), escaped(text)) + '"'
+
+
+def escaped(text: str) -> str:
+    """`text` as OmegaConf has to hold it, so that `${x}` in it is read as these four characters."""
+    return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
+
+
+def plain(config):
+    """A configuration as plain Python types, everything resolved; what is one already comes back as it is.
+
+    Raises OmegaConf's errors for a value that is missing or refers to what isn't there.
+    """
+    if not OmegaConf.is_config(config):
+        return config
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+def literal(node):
+    """Plain types as OmegaConf has to hold them, so that no text in them is read as an interpolation."""
+    if isinstance(node, Mapping):
+        return {key: literal(child) for key, child in node.items()}
+    if isinstance(node, list | tuple):
+        return [literal(child) for child in node]
+    return escaped(node) if isinstance(node, str) else node
+
+
+def restore(container: Mapping) -> DictConfig:
+    """A configuration from plain types, the inverse of `plain`."""
+    return OmegaConf.create(literal(container))
+
+
+def load(path: str | Path) -> DictConfig:
+    """The configuration that `save` wrote."""
+    return restore(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+
+
+def save(config: DictConfig, path: str | Path) -> None:
+    """Write the resolved configuration as YAML, in one move."""
+    beside = Path(f"{path}.tmp")
+    beside.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    os.replace(beside, path)

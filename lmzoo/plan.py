@@ -1,0 +1,294 @@
+"""What a run will take, before it starts: parameters by part, tokens, steps, arithmetic, about what time and memory.
+
+Arithmetic is counted as in PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): training takes 6 FLOPs for each
+weight that multiplies a token, plus 12 * n_heads * d_head * length per layer for attention's scores and sums. A head
+works on targets only, a shared layer as often as it is used. Utilisation (MFU) is that over what the device can do.
+"""
+
+import math
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from inspect import signature
+
+import torch
+from torch import Tensor, nn
+
+PARTS = ("embed", "position", "attention", "cross", "ffn", "norms", "head", "other")
+BYTES_PER_WEIGHT = 16  # float32 weight, gradient and AdamW's two moments
+MEASURED_SECONDS = 1.0
+IGNORED = -100  # the label of a position without a target
+
+# Dense peaks from the vendors' data sheets, FLOP/s: (bfloat16 or float16 with float32 sums, float32 without TF32).
+PEAKS = {
+    "B200": (2250e12, 75e12),
+    "H200": (989e12, 67e12),
+    "H100 PCIe": (756e12, 51e12),
+    "H100 NVL": (835e12, 60e12),
+    "H100": (989e12, 67e12),
+    "A100": (312e12, 19.5e12),
+    "L40S": (362e12, 91.6e12),
+    "L4": (121e12, 30.3e12),
+    "A10": (125e12, 31.2e12),
+    "V100": (125e12, 15.7e12),
+    "T4": (65e12, 8.1e12),
+    "RTX 4090": (165e12, 82.6e12),
+    "RTX 3090": (71e12, 35.6e12),
+}
+
+
+def count_parameters(net: nn.Module) -> dict[str, int]:
+    """{part: parameters}, a tied weight once, in the order of PARTS; norms wherever they sit."""
+    counts = Counter()
+    for name, weight in net.named_parameters():
+        counts[part_of(name)] += weight.numel()
+    return {part: counts[part] for part in PARTS if counts[part] or part == "head"}
+
+
+def part_of(name: str) -> str:
+    """The part to which a parameter's name belongs: `blocks.3.attn.q.weight` -> attention."""
+    words = name.split(".")
+    if any(word == "norm" or word.endswith("_norm") for word in words):
+        return "norms"
+    kinds = {"embed": "embed", "positions": "position", "position": "position", "attn": "attention"}
+    kinds |= {part: part for part in ("cross", "ffn", "head")}
+    return next((kinds[word] for word in words if word in kinds), "other")
+
+
+def count_flops(
+    net: nn.Module, tokens: int, targets: int, length: int, decoder_tokens: int = 0, decoder_length: int = 0
+) -> float:
+    """FLOPs of training (forward and backward) on `tokens` tokens in rows of `length`, and `targets` of the head."""
+    flops = 6 * _matrices(net.head) * targets
+    if hasattr(net.head, "embed"):  # a tied head multiplies with the embedding's matrix
+        flops += 6 * net.embed.tokens.weight.numel() * targets
+    if not hasattr(net, "encoder"):
+        return float(flops + _stack_flops(net, tokens, length))
+    flops += _stack_flops(net.encoder, tokens, length) + _stack_flops(net.decoder, decoder_tokens, decoder_length)
+    for block in net.decoder.blocks:
+        memory = _matrices(block.cross.k) + _matrices(block.cross.v)
+        query = 6 * (_matrices(block.cross) - memory) + _attention_flops(block.cross, length)
+        flops += (query * decoder_tokens + 6 * memory * tokens) * net.decoder.share
+    return float(flops)
+
+
+def _stack_flops(stack: nn.Module, tokens: int, length: int) -> int:
+    once = sum(6 * (_matrices(b.attn) + _matrices(b.ffn)) + _attention_flops(b.attn, length) for b in stack.blocks)
+    return once * tokens * stack.share
+
+
+def _matrices(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters() if weight.ndim >= 2)
+
+
+def _attention_flops(part: nn.Module, keys: int) -> int:
+    """FLOPs per query, forward and backward, of the scores and sums over `keys` keys, also those that a mask hides."""
+    return 12 * part.n_heads * part.d_head * min(keys, part.window or keys)
+
+
+def find_peak(device: torch.device, dtype: torch.dtype) -> tuple[float | None, str]:
+    """(FLOP/s of one device in products of `dtype`, its source): of a data sheet, measured on a CPU, or unknown."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        for key, (half, single) in PEAKS.items():
+            if re.search(rf"\b{key}\b", name):
+                return (single if dtype == torch.float32 else half), "data sheet"
+    if device.type == "cpu":
+        a = torch.ones(1024, 1024, dtype=dtype)
+        a @ a  # the first one is slower
+        seconds = min(_seconds(lambda: a @ a) for _ in range(3))
+        return 2 * 1024**3 / seconds, "measured"
+    return None, "unknown"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run's sizes. Tokens, also in `flops_per_token`, are the kept input tokens; `seconds` covers the whole run."""
+
+    parameters: dict[str, int]
+    corpus: dict[str, tuple[int, int]]  # split -> (tokens, rows)
+    rows_per_step: int
+    tokens_per_step: int
+    steps: int
+    epochs: float
+    flops_per_token: float
+    peak: float | None
+    peak_source: str
+    device: str
+    seconds: float | None
+    state_bytes: int
+    activation_bytes: int
+
+    def mfu(self, tokens_per_s: float, devices: int = 1) -> float | None:
+        """Model FLOPs utilisation, 0 to 1, of all `devices`; None where the device's peak is not known."""
+        return tokens_per_s * self.flops_per_token / (self.peak * devices) if self.peak else None
+
+    def table(self) -> str:
+        """The plan in lines of at most 100 columns."""
+        total, tokens = sum(self.parameters.values()), self.tokens_per_step * self.steps
+        lines = [line(part, f"{n:,}", "" if n else "tied to the embedding") for part, n in self.parameters.items()]
+        lines.append(line("parameters", f"{total:,}", "in all, a tied weight once"))
+        for split, (tokens, rows) in self.corpus.items():
+            lines.append(line(f"{split} corpus", f"{tokens:,}", f"tokens in {rows:,} rows"))
+        peak = f"{self.peak / 1e12:,.2f} TFLOP/s {self.peak_source}" if self.peak else "peak unknown, so no MFU"
+        lines += [
+            line("step", f"{self.tokens_per_step:,}", f"tokens in {self.rows_per_step:,} rows"),
+            line("run", f"{self.steps:,}", f"steps = {self.epochs:.1f} epochs = {tokens:,} tokens"),
+            line("arithmetic", f"{self.flops_per_token / 1e6:,.1f}", "MFLOP per token (6N + attention)"),
+            line("device", self.device, peak),
+            line("time", "unknown" if self.seconds is None else f"about {duration(self.seconds)}"),
+            line(
+                "memory",
+                f"about {size(self.state_bytes + self.activation_bytes)}",
+                f"weights, gradients, moments {size(self.state_bytes)}; activations {size(self.activation_bytes)}",
+            ),
+        ]
+        return "\n".join(lines)
+
+
+def plan(
+    net: nn.Module, config: Mapping, datamodule, task=None, steps: int | None = None, precision: str | None = None
+) -> Plan:
+    """The plan of the run that `config` describes; takes about two seconds, in which the net is run on one micro-batch.
+
+    `task`: with it the measured pass is the task's own loss. `steps`: of the whole run; None: as `trainer` says.
+    `precision`: Lightning's word; None: as `trainer` says, "auto" as float32. On a GPU nothing is run, and the time is
+    that of the arithmetic at 40 % of the peak.
+    """
+    trainer, rows_per_step = config["trainer"], config["data"]["batch_size"]
+    device, devices = _devices(trainer)
+    dtype = _dtype(precision or trainer["precision"])
+    batch = next(iter(datamodule.train_dataloader()))[0]
+    rows, length = batch["input_ids"].shape
+    tokens, targets = _kept(batch, ""), int((batch["labels"] != IGNORED).sum())
+    decoder = {"decoder_tokens": 0, "decoder_length": 0}
+    if "decoder_input_ids" in batch:
+        decoder = {"decoder_tokens": _kept(batch, "decoder_"), "decoder_length": batch["decoder_input_ids"].shape[1]}
+    flops = count_flops(net, tokens, targets, length, **decoder)
+    peak, source = find_peak(device, dtype)
+    steps = steps or count_steps(trainer, datamodule)
+    validations = steps // trainer["val_every_n_steps"] if trainer["val_every_n_steps"] else 0
+    row_passes = rows_per_step * steps + datamodule.n_rows("val") * validations / 3  # a forward is a third of a pass
+    if device.type == "cpu" and flops / peak < 2 * MEASURED_SECONDS:
+        seconds, activation_bytes = measure(net, batch, task, dtype)
+        seconds *= row_passes / rows
+    else:
+        seconds = flops * row_passes / rows / (0.4 * peak * devices) if peak else None
+        activation_bytes = estimate_activations(net, rows * length, rows * decoder["decoder_length"], dtype)
+    return Plan(
+        parameters=count_parameters(net),
+        corpus={split: (datamodule.n_tokens(split), datamodule.n_rows(split)) for split in ("train", "val")},
+        rows_per_step=rows_per_step,
+        tokens_per_step=datamodule.tokens_per_step,
+        steps=steps,
+        epochs=steps / datamodule.steps_per_epoch,
+        flops_per_token=flops / max(1, tokens),
+        peak=peak,
+        peak_source=source,
+        device=f"{devices} x {torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type}",
+        seconds=seconds,
+        state_bytes=BYTES_PER_WEIGHT * sum(weight.numel() for weight in net.parameters()),
+        activation_bytes=activation_bytes,
+    )
+
+
+def count_steps(trainer: Mapping, datamodule) -> int:
+    """Optimizer steps of the run: the fewest that `max_steps`, `max_tokens` and `max_epochs` give; else one epoch."""
+    bounds = []
+    if trainer["max_steps"]:
+        bounds.append(trainer["max_steps"])
+    if trainer["max_tokens"]:
+        bounds.append(math.ceil(trainer["max_tokens"] / datamodule.tokens_per_step))
+    if trainer["max_epochs"]:
+        bounds.append(math.ceil(trainer["max_epochs"] * datamodule.steps_per_epoch))
+    return min(bounds, default=datamodule.steps_per_epoch)
+
+
+def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> tuple[float, int]:
+    """(seconds, bytes kept for the backward pass) of one forward and backward of `batch` on the CPU.
+
+    Weights, gradients and the random state are afterwards as they were.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(saved: Tensor) -> Tensor:
+        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+        return saved
+
+    def run() -> None:
+        with torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext():
+            loss = task.loss(batch)["loss"] if task is not None else _logits_sum(net, batch)
+        loss.backward()
+
+    with torch.random.fork_rng(devices=[]):
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
+            passes = [_seconds(run)]  # the first is slower: it does not count if there is time for another
+        while len(passes) < 4 and sum(passes) < MEASURED_SECONDS:
+            passes.append(_seconds(run))
+    net.zero_grad(set_to_none=True)
+    return statistics.median(passes[1:] or passes), sum(n for where, n in kept.items() if where not in weights)
+
+
+def _logits_sum(net: nn.Module, batch: Mapping) -> Tensor:
+    taken = [name for name in signature(net.forward).parameters if name in batch]
+    return net(**{name: batch[name] for name in taken}).float().logsumexp(-1).sum()
+
+
+def estimate_activations(net: nn.Module, tokens: int, decoder_tokens: int, dtype: torch.dtype) -> int:
+    """Bytes kept for the backward pass: per token and layer about ten rows of width d_model and four of d_ff."""
+    stacks = [(net.encoder, tokens), (net.decoder, decoder_tokens)] if hasattr(net, "encoder") else [(net, tokens)]
+    numbers = sum(n * s.share * sum(10 * s.d_model + 4 * b.ffn.up.out_features for b in s.blocks) for s, n in stacks)
+    return numbers * dtype.itemsize
+
+
+def _kept(batch: Mapping, side: str) -> int:
+    mask = batch.get(f"{side}attention_mask")
+    return batch[f"{side}input_ids"].numel() if mask is None else int(mask.sum())
+
+
+def _devices(trainer: Mapping) -> tuple[torch.device, int]:
+    """One of the run's devices, and how many there are."""
+    kind = {"gpu": "cuda"}.get(trainer["accelerator"], trainer["accelerator"])
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    asked = trainer["devices"]
+    each = torch.cuda.device_count() if kind == "cuda" else 1  # what `auto` and -1 mean
+    if isinstance(asked, list | tuple):
+        each = len(asked)
+    elif str(asked).isdigit():
+        each = int(asked)
+    return torch.device(kind), each * trainer["num_nodes"]
+
+
+def _dtype(precision: str | int) -> torch.dtype:
+    word = str(precision)
+    return torch.bfloat16 if "bf16" in word else torch.float16 if "16" in word else torch.float32
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def line(name: str, value: str, note: str = "") -> str:
+    """A row of a table: name, value to the right of its column, note."""
+    return f"{name:<16} {value:>18}  {note}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the largest unit of which there are at least one and a half."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def size(n_bytes: float) -> str:
+    """Bytes as GB, or MB below one."""
+    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"

@@ -1,0 +1,148 @@
+"""The typed root of every configuration: which words exist, and of which type each is.
+
+Hydra merges the YAML files and the command line into these classes, so an unknown word or a value of the wrong type
+is refused while a run is composed. Parts that a YAML file names with `_target_` (`recipe()` below) are open here:
+`signatures.py` holds them against the signature of what they name. The values themselves live in `conf/`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+def recipe() -> Any:
+    """A field whose words are those of the `_target_` that fills it."""
+    return field(default_factory=dict)
+
+
+@dataclass
+class Tokenizer:
+    kind: Any = recipe()
+    path: str | None = None
+    vocab_size: int | None = None
+    special: dict[str, Any] = field(default_factory=dict)
+    sample_mb: float = MISSING
+
+
+@dataclass
+class Data:
+    reader: Any = recipe()
+    path: Any = None  # one path or a list
+    val_path: Any = None
+    test_path: Any = None
+    field: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    val_fraction: float = MISSING
+    packing: str = MISSING
+    row_length: int | None = None
+    batch_size: int = MISSING
+    micro_batch_size: Any = None  # rows, null or auto
+    num_workers: int = MISSING
+    cache_dir: str | None = None
+
+
+@dataclass
+class Optim:
+    lr: float = MISSING
+    weight_decay: float = MISSING
+    clip_norm: float | None = None
+    optimizer: Any = recipe()
+
+
+@dataclass
+class Trainer:
+    strategy: str = MISSING
+    devices: Any = MISSING  # a number, a list of numbers or auto
+    num_nodes: int = MISSING
+    accelerator: str = MISSING
+    precision: str = MISSING
+    max_steps: int | None = None
+    max_tokens: float | None = None
+    max_epochs: float | None = None
+    max_time: str | None = None
+    val_every_n_steps: int | None = None
+    log_every_n_steps: int = MISSING
+    limit_val_batches: int | None = None
+    overfit: bool = MISSING
+
+
+@dataclass
+class Checkpoint:
+    every_n_steps: int | None = None
+    keep_last: int = MISSING
+    keep_best: int = MISSING
+
+
+@dataclass
+class Wandb:
+    mode: str = MISSING
+    project: str = MISSING
+    name: str | None = None
+    notes: str | None = None
+
+
+@dataclass
+class Logger:
+    wandb: Wandb = field(default_factory=Wandb)
+
+
+@dataclass
+class Train:
+    name: str | None = None
+    run_dir: str | None = None
+    seed: int = MISSING
+    tags: list[str] = field(default_factory=list)
+    compile: bool = MISSING
+    ckpt: str | None = None
+    init_from: str | None = None
+    model: Any = recipe()
+    task: Any = recipe()
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    data: Data = field(default_factory=Data)
+    optim: Optim = field(default_factory=Optim)
+    schedule: Any = recipe()
+    trainer: Trainer = field(default_factory=Trainer)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    logger: Logger = field(default_factory=Logger)
+    callbacks: Any = recipe()
+
+
+@dataclass
+class Evaluate:
+    ckpt: str | None = None
+    split: str | None = None
+    data: Data = field(default_factory=Data)
+    trainer: Trainer = field(default_factory=Trainer)
+
+
+@dataclass
+class Generate:
+    ckpt: str | None = None
+    prompt: str = MISSING
+    max_new_tokens: int = MISSING
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int = MISSING
+    device: str = MISSING
+
+
+def opened(node: DictConfig) -> DictConfig:
+    """The same tree with every empty mapping open to new words (a struct, Hydra's default, refuses them)."""
+    for key, child in node.items_ex(resolve=False):
+        if isinstance(child, DictConfig):
+            node[key] = opened(child) if len(child) else DictConfig({}, flags={"struct": False})
+    return node
+
+
+SCHEMAS = {name: opened(OmegaConf.structured(kind)) for name, kind in
+           {"train": Train, "evaluate": Evaluate, "generate": Generate}.items()}
+
+
+def register() -> None:
+    """Let the defaults lists of `conf/{train,evaluate,generate}.yaml` find their schema as `schema/<command>`."""
+    for name, schema in SCHEMAS.items():
+        ConfigStore.instance().store(group="schema", name=name, node=schema, package="_global_")

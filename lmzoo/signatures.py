@@ -1,0 +1,198 @@
+"""Hold every `_target_` of a configuration against the signature of what it names, before anything is built.
+
+lmzoo's own classes are read from their source with `ast`, so that a misspelt word is refused within a second, without
+importing torch. Others (`torch.nn.LayerNorm`, `torch.optim.AdamW`) are looked at once torch has been imported anyway.
+"""
+
+import ast
+import difflib
+import importlib.util
+import inspect
+import sys
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+
+from .errors import UserError
+
+HYDRA_WORDS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
+# words of a node that its owner reads and takes away before the target is called
+OWNERS_WORDS = {"task": {"family", "head"}}
+NUMBERS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+
+
+def nearest(word: str, words) -> str:
+    """`; did you mean X?` for the word that is spelt most alike, or the whole list where none is."""
+    words = sorted(words)
+    if match := difflib.get_close_matches(word, words, n=1, cutoff=0.5):
+        return f"; did you mean {match[0]}?"
+    return f"; choose from {', '.join(words)}" if words else ""
+
+
+def check(config: dict, imported: bool = False) -> None:
+    """Refuse an unknown or ill-typed word below any `_target_` of the plain dict `config` (UserError).
+
+    `imported=False` looks at lmzoo's own targets and imports nothing, `imported=True` at all the others.
+    """
+    for path, node in targets(config):
+        target = node["_target_"]
+        if target.startswith("lmzoo.") is imported:
+            continue
+        known = imported_signature(target, path) if imported else source_signature(target, path)
+        words = set(node) - HYDRA_WORDS - OWNERS_WORDS.get(path, set())
+        for word in sorted(words) if known is not None else ():
+            if word not in known:
+                raise UserError(f"{path}.{word}: {target.rpartition('.')[2]} has no such word{nearest(word, known)}")
+            if expected := misfit(node[word], known[word]):
+                raise UserError(f"{path}.{word}={node[word]!r} should be {expected}")
+
+
+def targets(node, path: str = ""):
+    """Every (dotted path, mapping) below `node` that has a `_target_`."""
+    if isinstance(node, dict):
+        if isinstance(node.get("_target_"), str):
+            yield path, node
+        for key, child in node.items():
+            yield from targets(child, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, list):
+        for i, child in enumerate(node):
+            yield from targets(child, f"{path}[{i}]")
+
+
+def misfit(value, annotation: str | None) -> str | None:
+    """What `value` should have been, or None where it fits or the annotation says nothing that can be checked."""
+    if annotation is None:
+        return None
+    options = split(annotation)
+    if isinstance(value, dict):  # a recipe fits everything but plain values
+        return None if set(options) - set(NUMBERS) - {"None"} else english(options)
+    return None if any(fits(value, option) for option in options) else english(options)
+
+
+def fits(value, option: str) -> bool:
+    head, _, inner = option.partition("[")
+    if option == "None":
+        return value is None
+    if head == "Literal":
+        return value in ast.literal_eval(f"[{inner}")
+    if head.endswith("Tensor"):
+        return False
+    if head in ("list", "tuple", "Sequence"):
+        return isinstance(value, list)
+    if option in NUMBERS:
+        return isinstance(value, NUMBERS[option]) and (option == "bool" or not isinstance(value, bool))
+    return True
+
+
+def split(annotation: str) -> list[str]:
+    """The alternatives of `A | B | None`, as text."""
+    def walk(node):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            return walk(node.left) + walk(node.right)
+        return [ast.unparse(node)]
+    try:
+        return walk(ast.parse(annotation, mode="eval").body)
+    except SyntaxError:
+        return ["object"]
+
+
+def english(options: list[str]) -> str:
+    names = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "None": "null"}
+    return " or ".join(names.get(option) or ("a list" if option.startswith(("list", "tuple")) else
+                                             "one of " + option[8:-1] if option.startswith("Literal") else option)
+                       for option in options)
+
+
+# --- signatures: {parameter: annotation as text, or None}; the whole is None where any word is taken
+
+def source_signature(target: str, path: str) -> dict[str, str | None] | None:
+    """The parameters of one of lmzoo's own classes or functions, read from the source."""
+    module, _, name = target.rpartition(".")
+    if (found := definition(module, name)) is None:
+        raise UserError(f"{path}._target_={target}: there is no such class or function")
+    return parameters(*found)
+
+
+def parameters(module: str, node: ast.stmt) -> dict[str, str | None] | None:
+    """Of a function, or of a class: its `__init__`'s or dataclass fields, and its bases' where `**` hands them on."""
+    if isinstance(node, ast.FunctionDef):
+        return own_parameters(node)
+    if not isinstance(node, ast.ClassDef):
+        return None
+    init = next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None)
+    words = own_parameters(init, skip=1) if init else dataclass_fields(node)
+    if init and not init.args.kwarg:
+        return words
+    for base in node.bases:
+        found = definition(module, base.id) if isinstance(base, ast.Name) else None
+        inherited = parameters(*found) if found else {} if not init else None
+        if inherited is None:
+            return None
+        words = inherited | words
+    return words
+
+
+def own_parameters(function: ast.FunctionDef, skip: int = 0) -> dict[str, str | None]:
+    a = function.args
+    every = (a.posonlyargs + a.args)[skip:] + a.kwonlyargs
+    return {p.arg: ast.unparse(p.annotation) if p.annotation else None for p in every}
+
+
+def dataclass_fields(node: ast.ClassDef) -> dict[str, str | None]:
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return {}
+    return {child.target.id: ast.unparse(child.annotation) for child in node.body if isinstance(child, ast.AnnAssign)}
+
+
+@cache
+def locate(module: str):
+    """The import system's spec of a module, found without importing it or its parents; None where there is none."""
+    path = spec = None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, path))), None)
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
+    return spec
+
+
+@cache
+def source(module: str) -> ast.Module | None:
+    """The parsed source of a module, or None."""
+    spec = locate(module)
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")) if spec and spec.origin else None
+
+
+def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:
+    """(module, statement) that defines `name`, followed through `from .x import name`; None where there is none."""
+    tree = source(module)
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            return module, node
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return module, node
+        for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+            if name == (alias.asname or alias.name):
+                relative = "." * node.level + (node.module or "")
+                return definition(importlib.util.resolve_name(relative, locate(module).parent), alias.name)
+    return None
+
+
+def imported_signature(target: str, path: str) -> dict[str, str | None] | None:
+    """The parameters of a class or function of any package, imported."""
+    module, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+        every = inspect.signature(found).parameters.values()
+    except (ImportError, AttributeError):
+        raise UserError(f"{path}._target_={target}: there is no such class or function") from None
+    except ValueError:  # builtins without a signature
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in every):
+        return None
+    return {p.name: None if p.annotation is p.empty else text(p.annotation) for p in every}
+
+
+def text(annotation) -> str:
+    """`int`, `float | None`, ... as one would write it."""
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))

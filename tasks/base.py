@@ -1,0 +1,231 @@
+"""What every objective shares: how a window of micro-batches becomes one optimizer step, and batches become metrics.
+
+A task returns sums over targets, never means; here, and only here, they are divided. One item of the loader is one
+optimizer step, a list of micro-batches. Their targets are counted over all ranks before anything is run, so that the
+gradient is that of the mean over all targets, however these are split. No random state is kept: torch is seeded from
+(seed, step, micro-batch) before each micro-batch, and the learning rate is a function of the steps taken.
+"""
+
+import math
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from ..blocks.loss import IGNORED
+from ..optim import build as build_optimizer
+
+
+def generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
+    """Random numbers that belong to this sample in this epoch, whoever draws them and whatever was drawn before."""
+    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, sample]))
+
+
+def stack(rows: Sequence[np.ndarray], fill: int) -> Tensor:
+    """Rows of unequal length -> (B, longest row, at least 1) of int64, filled on the right."""
+    stacked = np.full((len(rows), max(1, *map(len, rows))), fill, dtype=np.int64)
+    for target, row in zip(stacked, rows, strict=True):
+        target[: len(row)] = row
+    return torch.from_numpy(stacked)
+
+
+def kept(rows: Sequence[np.ndarray]) -> Tensor:
+    """The attention mask of `stack(rows)`: 1 where a row has an item, whatever that item is."""
+    return stack([np.ones(len(row), dtype=np.int64) for row in rows], 0)
+
+
+class Task(LightningModule):
+    """A net, what it is trained for, and how a step is taken.
+
+    net: called through `forward(..., readout=...)` only; optim: lr, weight_decay, clip_norm (None or 0: no clipping)
+    and the optimizer's recipe; schedule: (steps taken, total_steps) -> multiplier of the learning rate. label_smoothing
+    and z_loss act in training only. A subclass sets `collator` and defines `loss`; `summed` names the sums that its
+    evaluation needs.
+    """
+
+    summed: tuple[str, ...] = ("nll", "correct", "targets")
+
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        tokenizer,
+        optim: Mapping,
+        schedule: Callable[[int, int], float],
+        *,
+        seed: int = 0,
+        total_steps: int = 1,
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+    ):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net, self.tokenizer, self.optim, self.schedule = net, tokenizer, optim, schedule
+        self.seed, self.total_steps = seed, total_steps
+        self.label_smoothing, self.z_loss = label_smoothing, z_loss
+        self.identity: dict = {}  # what a checkpoint says of its run, set by the command that trains
+        self.warnings: set[str] = set()
+        self.steps_taken = 0  # falls behind the step's number where a step had no target or overflowed in fp16
+
+    def loss(self, batch: dict) -> dict[str, Tensor]:
+        """Sums over the batch's targets: "loss" with its graph, "targets", and those named in `summed`."""
+        raise NotImplementedError
+
+    def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
+        """Metrics from the sums over a whole split: nats per target, perplexity, accuracy."""
+        targets = max(sums["targets"], 1)
+        nats = sums["nll"] / targets
+        perplexity = math.exp(nats) if nats < 700 else math.inf
+        return {"loss": nats, "perplexity": perplexity, "accuracy": sums["correct"] / targets}
+
+    def show(self) -> str:
+        """What was learned, in plain text of at most 100 columns."""
+        return ""
+
+    # Training: one window is one step.
+
+    def on_before_batch_transfer(self, batch: list[dict] | dict, dataloader_idx: int) -> list[dict] | dict:
+        """Count a window's targets and tokens in host memory: on the device this would wait for the step before."""
+        if isinstance(batch, list):
+            for micro in batch:
+                micro["targets"] = int((micro["labels"] != IGNORED).sum())
+                micro["tokens"] = int(kept_tokens(micro)) if micro["targets"] else 0
+        return batch
+
+    def training_step(self, window: list[dict], index: int) -> dict:
+        """One optimizer step; returns loss (the mean over all targets of all ranks), lr, grad_norm, targets, tokens.
+
+        tokens counts the kept tokens of `input_ids` over all ranks, without those of micro-batches that have no target.
+        A step without any target on any rank is counted, but changes nothing.
+        """
+        step, optimizer, world = self.global_step, self.optimizers(), self.trainer.world_size
+        multiplier = float(self.schedule(self.steps_taken, self.total_steps))
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * multiplier
+        lr = optimizer.param_groups[0]["lr"]
+        optimizer.zero_grad()
+        targets, tokens = self.reduce([sum(micro[name] for micro in window) for name in ("targets", "tokens")])
+        if targets == 0:
+            self.warn_once("a step had no target and changed nothing: its rows are too short, or all labels are -100")
+            optimizer._on_before_step()  # Lightning's count of steps, moved without taking one:
+            optimizer._on_after_step()  # decay and moments would change the weights even where the gradient is 0
+            return {"loss": torch.zeros(()), "lr": lr, "grad_norm": 0.0, "targets": 0, "tokens": 0}
+        losses = []
+        for number, micro in enumerate(window, 1):
+            last = number == len(window)
+            with nullcontext() if last or world == 1 else self.trainer.strategy.block_backward_sync():
+                torch.manual_seed(int(generator(self.seed, step, micro["micro"]).integers(2**63)))
+                loss = self.loss(micro)["loss"]
+                self.manual_backward(loss * (world / targets))  # data-parallel training divides by world
+                losses.append(loss.detach())
+        scale = self.loss_scale()
+        optimizer.step()
+        if self.loss_scale() < scale:
+            rank_zero_warn(f"step {step + 1} was skipped: a gradient overflowed in fp16; the loss scale falls")
+        else:
+            self.steps_taken += 1
+        total = torch.stack(losses).sum()
+        if world > 1:
+            dist.all_reduce(total)
+        return {"loss": total / targets, "lr": lr, "grad_norm": self.grad_norm, "targets": targets, "tokens": tokens}
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip; under fp16 after the gradients are unscaled, which Lightning leaves to optimizers that fuse it."""
+        if self.scaler() is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            self.scaler().unscale_(optimizer)
+        self.grad_norm = clip_grad_norm_(self.parameters(), self.optim.get("clip_norm") or math.inf)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        optimizer = build_optimizer(self.net, self.optim)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = group["lr"]  # goes into the checkpoint with the group
+        return optimizer
+
+    def on_fit_start(self) -> None:
+        if self.net.family == "encoder-decoder" and str(self.trainer.precision).startswith("16"):
+            rank_zero_warn("encoder-decoders often overflow in fp16: prefer trainer.precision=bf16-mixed or 32-true")
+
+    def on_save_checkpoint(self, checkpoint: dict) -> None:
+        checkpoint["lmzoo"] = {**self.identity, "steps_taken": self.steps_taken}
+
+    def on_load_checkpoint(self, checkpoint: dict) -> None:
+        self.steps_taken = checkpoint["lmzoo"]["steps_taken"]
+
+    def scaler(self):
+        """The scaler of fp16's losses, or None."""
+        return getattr(self.trainer.precision_plugin, "scaler", None)
+
+    def loss_scale(self) -> float:
+        """What losses are multiplied with under fp16; it falls when a step is skipped. 1 in any other precision."""
+        return 1.0 if self.scaler() is None else self.scaler().get_scale()
+
+    # Evaluation: sums over the whole split, over all ranks, divided once.
+
+    def on_validation_epoch_start(self) -> None:
+        self.sums = dict.fromkeys(self.summed, 0.0)
+
+    def validation_step(self, batch: dict, index: int) -> None:
+        self.add(self.loss(batch))
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        """Add a batch's sums to those of its split, in float64."""
+        for name in self.summed:
+            self.sums[name] += float(sums[name])
+
+    def on_validation_epoch_end(self) -> None:
+        self.report("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: dict, index: int) -> None:
+        self.validation_step(batch, index)
+
+    def on_test_epoch_end(self) -> None:
+        self.report("test")
+
+    def report(self, split: str) -> None:
+        """Log the metrics of a split that has been run through."""
+        totals = dict(zip(self.summed, self.reduce([self.sums[name] for name in self.summed]), strict=True))
+        metrics = self.summarise(totals, split)
+        self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, sync_dist=True)
+
+    def whole(self, split: str) -> bool:
+        """Whether all of the split is evaluated, not a part of it as under `limit_val_batches`."""
+        return getattr(self.trainer, f"limit_{split}_batches") == 1.0
+
+    # What both use.
+
+    def reduce(self, values: Sequence[float]) -> list[float]:
+        """Sums of numbers over all ranks, in float64."""
+        if self.trainer.world_size == 1:
+            return list(values)
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def warn_once(self, message: str) -> None:
+        """Warn, on the first rank, of what has not been warned of."""
+        if message not in self.warnings:
+            self.warnings.add(message)
+            rank_zero_warn(message)
+
+    def cross_entropy_options(self) -> dict[str, float]:
+        """Label smoothing and z-loss: in training, not in evaluation."""
+        return {"label_smoothing": self.label_smoothing, "z_loss": self.z_loss} if self.training else {}
+
+
+def kept_tokens(micro: dict) -> Tensor | int:
+    """How many tokens of `input_ids` are no padding."""
+    return micro["attention_mask"].sum() if "attention_mask" in micro else micro["input_ids"].numel()
+
+
+def wrap(text: str, indent: str = "") -> str:
+    """Text on lines of at most 100 columns, each behind `indent`; blank space becomes single spaces."""
+    return textwrap.fill(" ".join(text.split()), 100, initial_indent=indent, subsequent_indent=indent)

@@ -1,0 +1,22 @@
+"""The picture shows what there is, looked for by its colours."""
+
+import matplotlib.image
+import numpy as np
+
+from lmzoo.callbacks.picture import TRAIN, VALIDATION, draw
+
+
+def has_colour(image: np.ndarray, colour: str) -> bool:
+    wanted = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    return bool((np.abs(image[..., :3] - wanted).max(-1) < 0.02).sum() > 20)
+
+
+def test_the_picture_shows_what_there_is(tmp_path):
+    train = [{"step": s, "train/loss": 8 / s, "lr": 1e-3 * s} for s in range(1, 9)]
+    validation = [{"step": 4, "val/loss": 2.5}, {"step": 8, "val/loss": 1.5}]
+    for part, seen in ((train + validation, (True, True)), (train, (True, False)), ([], (False, False))):
+        draw(part, tmp_path / "loss.png", title="a run")
+        image = matplotlib.image.imread(tmp_path / "loss.png")
+        assert image.shape[:2] == (675, 1200)
+        inside = image[100:540, 150:700]  # without the legend
+        assert (has_colour(inside, TRAIN), has_colour(inside, VALIDATION)) == seen

@@ -1,0 +1,30 @@
+"""What is printed while a run goes on: one bar on a terminal, lines elsewhere."""
+
+import re
+import sys
+
+from small_run import run
+
+from lmzoo.callbacks import Progress
+
+
+def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, capsys):
+    run(tmp_path, max_steps=8)
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.startswith("step ")]
+    assert len(lines) == 8 and "\r" not in printed
+    assert re.fullmatch(r"step 8/8  loss \d+\.\d{3}  tokens/s [\d,]+  val \d+\.\d{3}  00:00 left", lines[-1])
+
+
+def test_the_time_left_is_that_of_the_steps_taken_since_the_start_or_resume():
+    progress = Progress()
+    progress.total, progress.first, progress.shown = 1000, 100, {"loss": "4.321"}
+    # 50 steps in 20 s: 850 are left, 340 s
+    assert progress.line(150, elapsed=20.0) == "step 150/1000  loss 4.321  05:40 left"
+
+
+def test_on_a_terminal_there_is_one_bar_over_all_epochs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    run(tmp_path, max_steps=9)
+    last = capsys.readouterr().out.split("\r")[-1]
+    assert re.search(r"training 100% .* 9/9 steps, 00:00 left, loss=\d+\.\d{3}, tokens/s=[\d,]+", last)

@@ -1,0 +1,125 @@
+"""What a run leaves to go on from; interrupted and resumed, it is the run that was never interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_run
+import torch
+from lightning.pytorch import Callback
+from small_run import At, names, rows, run, score
+
+from lmzoo import checkpoint
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run: its folder and its parts."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, run(folder)
+
+
+def test_checkpoints_are_named_by_step_pruned_and_linked(whole):
+    folder, _ = whole
+    found = names(folder)
+    assert [n for n in found if n.startswith("step-")] == ["step-000016.ckpt", "step-000020.ckpt"]
+    assert len([n for n in found if n.startswith("best-")]) == 2
+    assert set(found) >= {"last.ckpt", "MANIFEST.json"} and len(found) == 6
+    last, newest = folder / "checkpoints/last.ckpt", folder / "checkpoints/step-000020.ckpt"
+    assert os.path.samefile(last, newest)
+    assert checkpoint.find(folder) == last
+    assert checkpoint.read(last)["global_step"] == 20
+
+
+def test_the_best_files_hold_the_weights_that_gave_the_metric_in_their_name(whole):
+    folder, _ = whole
+    scores = {int(r["step"]): float(r["val/loss"]) for r in rows(folder) if "val/loss" in r}
+    assert sorted(scores) == [6, 12, 18]
+    best = sorted(scores, key=scores.get)[:2]
+    for step, value in ((step, scores[step]) for step in best):
+        state = checkpoint.read(folder / f"checkpoints/best-{step:06d}-{value:.6g}.ckpt")
+        assert state["global_step"] == step
+        assert float(score(state["state_dict"]["net.weight"])) == value
+
+
+def test_checkpoints_hold_plain_types_only(whole):
+    torch.load(whole[0] / "checkpoints/last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("settings", [{"every_n_steps": None}, {"keep_last": 1}])
+def test_the_last_step_is_saved_whatever_the_interval(tmp_path, settings):
+    run(tmp_path, max_steps=3, **settings)
+    assert names(tmp_path) == ["MANIFEST.json", "last.ckpt", "step-000003.ckpt"]
+
+
+def test_nothing_is_best_without_a_number(tmp_path, monkeypatch):
+    monkeypatch.setattr(small_run, "score", lambda weight: torch.tensor(float("nan")))
+    run(tmp_path, max_steps=6)
+    assert [n for n in names(tmp_path) if n.startswith("best-")] == []
+
+
+@pytest.mark.parametrize("name, step", [("SIGUSR1", 3), *(("SIGTERM", step) for step in (4, 6, 7, 12, 14, 19))])
+def test_a_run_that_was_told_to_go_and_resumed_is_the_whole_run(whole, tmp_path, name, step):
+    """Inside an epoch and at its end (7, 14), where a save is due (4), validation (6), both (12)."""
+    before = signal.getsignal(getattr(signal, name))
+    first = run(tmp_path, At(step, lambda trainer: os.kill(os.getpid(), getattr(signal, name))))
+    assert signal.getsignal(getattr(signal, name)) is before
+    assert first.preemption.preempted and first.preemption.exit_code == 75
+    assert first.trainer.global_step in (step, step + 1)  # Python may hand the signal over a moment later
+    assert checkpoint.read(checkpoint.find(tmp_path))["global_step"] == first.trainer.global_step
+
+    second = run(tmp_path, ckpt=checkpoint.find(tmp_path))
+    folder, reference = whole
+    assert not second.preemption.preempted
+    assert rows(tmp_path) == rows(folder)
+    for own, other in zip(second.task.state_dict().values(), reference.task.state_dict().values(), strict=True):
+        assert torch.equal(own, other)
+    assert [n for n in names(tmp_path) if n[:4] == "best"] == [n for n in names(folder) if n[:4] == "best"]
+
+
+def test_a_validation_that_is_due_is_not_lost_by_saving_before_it(tmp_path):
+    """A kill during the validation of step 12: the run goes on from 8 and has the row with its metric."""
+
+    class Killed(Callback):
+        def on_validation_start(self, trainer, *_):
+            if trainer.global_step == 12:
+                raise KeyError("killed")
+
+    with pytest.raises(KeyError):
+        run(tmp_path, Killed())
+    assert checkpoint.read(checkpoint.find(tmp_path))["global_step"] == 8
+    run(tmp_path, ckpt=checkpoint.find(tmp_path))
+    assert [int(r["step"]) for r in rows(tmp_path) if "val/loss" in r] == [6, 12, 18]
+
+
+TWO_RANKS = """
+import os, sys, signal, torch
+sys.path.insert(0, {tests!r})
+import small_run as t, lightning.pytorch as pl
+folder = t.Path({folder!r})
+if int(os.environ.get("LOCAL_RANK", 0)) == 1:
+    kill = t.At(5, lambda trainer: os.kill(os.getpid(), signal.SIGTERM))
+else:
+    kill = t.At(5, lambda trainer: None)
+Trainer = pl.Trainer
+pl.Trainer = lambda **k: Trainer(**k, strategy="ddp", devices=2)
+parts = t.run(folder, kill)
+if parts.preemption.preempted and parts.trainer.is_global_zero:
+    sys.exit(parts.preemption.exit_code)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_ranks_saves_and_ends_both(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(TWO_RANKS.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "run")))
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, script], env=environment, timeout=120, capture_output=True, text=True)
+    assert done.returncode == 75, done.stderr[-2000:]
+    state = checkpoint.read(checkpoint.find(tmp_path / "run"))
+    assert state["global_step"] in (5, 6)
+    assert state["callbacks"]["Metrics"]["tokens"] == 12 * state["global_step"]
+    assert len([r for r in rows(tmp_path / "run") if "train/loss" in r]) == state["global_step"] // 2  # by one rank

@@ -1,0 +1,100 @@
+"""Words below `_target_` are held against the signature of the class, without importing lmzoo's own."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lmzoo import UserError
+from lmzoo.signatures import check, imported_signature, misfit, nearest, source_signature
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation"),
+    [
+        (8, "int"), (None, "int | None"), (1, "float"), (1e-3, "float"), (True, "bool"), ("x", "str"), ([1, 2], "list[int]"),
+        ("first", "Literal['first', 'last']"), (0.9, "float | Tensor"), ([0.9, 0.95], "tuple[float, float]"),
+        ("x", "Tokenizer"), ({"_target_": "a.B"}, "Callable"), (3, None), ("a/b", "str | Path"),
+    ],
+)  # fmt: skip
+def test_fitting_values(value, annotation):
+    assert misfit(value, annotation) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "annotation", "expected"),
+    [
+        (8.5, "int", "a whole number"), ("abc", "float", "a number"), (True, "int", "a whole number"),
+        (1, "bool", "true or false"), (True, "float", "a number"), (None, "float", "a number"), (3, "str", "a text"),
+        ("x", "int | None", "a whole number or null"), ("mean", "Literal['first', 'last']", "one of 'first', 'last'"),
+        (3, "list[int]", "a list"), ("abc", "float | Tensor", "a number or Tensor"), ({"a": 1}, "int", "a whole number"),
+    ],
+)  # fmt: skip
+def test_misfits(value, annotation, expected):
+    assert misfit(value, annotation) == expected
+
+
+def test_source_signatures_are_those_of_the_imported_classes():
+    """Everything that conf/ names, read from the source and by import, has the same words."""
+    import inspect
+    import re
+
+    from hydra.utils import get_object
+
+    from lmzoo.checks import CONF
+
+    named = {name for file in CONF.rglob("*.yaml") for name in re.findall(r"_target_: (lmzoo[\w.]+)", file.read_text())}
+    assert len(named) > 20
+    for target in sorted(named):
+        read, found = source_signature(target, "here"), get_object(target)
+        parameters = inspect.signature(found).parameters.values()
+        plain = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+        assert plain <= set(read), target
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            assert plain == set(read), target
+
+
+def test_bases_words_are_known_where_a_class_hands_them_on():
+    read = source_signature("lmzoo.tasks.mlm.MaskedLM", "task")
+    assert {"rate", "label_smoothing", "z_loss", "seed"} <= set(read)
+    assert read["rate"] == "float"
+
+
+def test_imported_signatures():
+    read = imported_signature("torch.nn.LayerNorm", "norm")
+    assert read["eps"] == "float" and read["bias"] == "bool"
+
+
+def test_unknown_words_name_the_nearest():
+    with pytest.raises(UserError) as refusal:
+        check({"schedule": {"_target_": "lmzoo.optim.cosine", "_partial_": True, "warmup_step": 3}})
+    assert str(refusal.value) == "schedule.warmup_step: cosine has no such word; did you mean warmup_steps?"
+
+
+def test_lists_of_recipes_are_walked():
+    layers = [{"_target_": "lmzoo.optim.cosine", "end": 0.1}, {"_target_": "lmzoo.optim.cosine", "end": "low"}]
+    with pytest.raises(UserError, match=r"^parts\[1\].end='low' should be a number$"):
+        check({"parts": layers})
+
+
+def test_a_target_that_is_not_there():
+    with pytest.raises(UserError, match="model._target_=lmzoo.models.Decodr"):
+        check({"model": {"_target_": "lmzoo.models.Decodr"}})
+    with pytest.raises(UserError, match="norm._target_=torch.nn.LayerNrm"):
+        check({"norm": {"_target_": "torch.nn.LayerNrm"}}, imported=True)
+
+
+def test_nearest():
+    assert nearest("lrr", ["lr", "weight_decay"]) == "; did you mean lr?"
+    assert nearest("zzz", ["b", "a"]) == "; choose from a, b"
+    assert nearest("zzz", []) == ""
+
+
+def test_reading_lmzoos_signatures_imports_no_torch():
+    code = """
+import sys
+from lmzoo.signatures import source_signature
+assert "n_heads" in source_signature("lmzoo.models.EncoderDecoder", "model")
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,191 @@
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tokenizers
+from tokenizers import models
+
+from lmzoo import tokenizer
+from lmzoo.errors import UserError
+from lmzoo.tokenizer import Tokenizer, byte, char, train_bpe, train_unigram, train_wordpiece
+
+ENGLISH = ["The quick brown fox jumps over the lazy dog.",
+           "Return a new list, sorted by key; it's stable.\n\n    f(x_1) == 42"]
+CHINESE = ["我爱北京天安门，天安门上太阳升。", "今天天气很好，我们去公园散步吧！"]
+CORPUS = (ENGLISH + CHINESE) * 5
+NASTY = ["", " ", "\n", " lead and trail ", "tabs\tand\r\nCRLF", "NUL\x00", "▁ is not a space",
+         "龘 unseen 😀 Ünï 한국어 עברית", *CORPUS[:4]]
+SPELT = "<|endoftext|> [MASK] [CLS] </s> <s> <pad> <unk> <mask> <extra_id_0> <extra_id_99> <0x41>"
+KINDS = {"bpe": train_bpe, "wordpiece": train_wordpiece, "unigram": train_unigram, "char": char, "byte": byte}
+EXACT = ["bpe", "unigram", "char", "byte"]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return {name: kind(CORPUS, 520) for name, kind in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_decoding_gives_back_the_text(trained, kind):
+    for text in [*NASTY, SPELT]:
+        assert trained[kind].decode(trained[kind].encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_chinese_is_split(trained, kind):
+    ids = trained[kind].encode(CHINESE[0])
+    assert len(ids) > 3 and trained[kind].special_ids.isdisjoint(ids)
+
+
+def test_wordpiece_gives_back_chinese_and_lower_case(trained):
+    wordpiece = trained["wordpiece"]
+    assert wordpiece.decode(wordpiece.encode("我爱北京，天安门。")) == "我爱北京，天安门。"
+    assert wordpiece.decode(wordpiece.encode("The  Quick 北京 fox, 天 安。")) == "the quick 北京 fox, 天安。"
+
+
+def test_wordpiece_matches_the_longest_piece_first(trained):
+    names = [trained["wordpiece"].token(id) for id in trained["wordpiece"].encode("The lazy dog")]
+    assert names[0] == "the" and all(not name.startswith("##") for name in names if name in ("the", "lazy", "dog"))
+    word, pieces = "".join(name.removeprefix("##") for name in names), set(names)
+    assert word == "thelazydog" and len(pieces) == len(names)
+
+
+def test_special_tokens_in_a_text_are_text(trained):
+    for kind, own in trained.items():
+        ids = set(own.encode(SPELT)) - ({own.unk} if kind == "wordpiece" else set())
+        assert own.special_ids.isdisjoint(ids), kind
+
+
+def test_special_words_that_a_foreign_vocabulary_holds_as_pieces_are_text_too():
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), *((letter, -5.0) for letter in "ab</s>")]
+    foreign = Tokenizer(tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0)).to_str())
+    assert foreign.eos == 1
+    assert [foreign.token(id) for id in foreign.encode("a</s>b")] == ["a", "<", "/", "s", ">", "b"]
+    ids, starts = foreign.encode_words(["a</s>b"])[0]
+    assert starts == [True, True, True, True, True, True]
+
+
+def test_first_merges_are_those_of_the_paper():
+    words = ["low"] * 5 + ["lower"] * 2 + ["newest"] * 6 + ["widest"] * 3  # Sennrich et al. 2016, section 3.2
+    trained = train_bpe(words, 257 + 4)
+    assert [trained.token(257 + i) for i in range(4)] == ["es", "est", "lo", "low"]
+    assert [trained.token(id) for id in trained.encode("lowest")] == ["low", "est"]
+
+
+def test_roles(trained):
+    bpe, wordpiece, unigram = trained["bpe"], trained["wordpiece"], trained["unigram"]
+    assert bpe.bos == bpe.eos == bpe.pad == bpe.start == bpe.id("<|endoftext|>")
+    assert (bpe.unk, bpe.mask, bpe.sentinels) == (None, None, [])
+    names = [wordpiece.token(id) for id in (wordpiece.pad, wordpiece.unk, wordpiece.bos, wordpiece.eos, wordpiece.mask)]
+    assert names == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] and wordpiece.start == wordpiece.bos
+    assert unigram.bos is None and unigram.start == unigram.pad == 0 and unigram.eos == 1
+    assert [unigram.token(id) for id in unigram.sentinels] == [f"<extra_id_{i}>" for i in range(100)]
+    assert bpe.document([5]) == [bpe.bos, 5, bpe.eos] and unigram.document([5]) == [5, unigram.eos]
+    for kind in ("char", "byte"):
+        trained[kind].require("pad", "bos", "eos", "unk", "mask", "start", "sentinels", task="any")
+
+
+def test_a_missing_role_is_refused_with_what_has_it(trained):
+    with pytest.raises(UserError, match=r"task=mlm needs a mask token \(\[MASK\] or <mask>\).*wordpiece, char, byte"):
+        trained["bpe"].require("mask", task="mlm")
+    with pytest.raises(UserError, match="extra_id_0.*unigram"):
+        trained["bpe"].require("sentinels", task="span_corruption")
+
+
+def test_special_overrides_a_role(trained):
+    named = Tokenizer(trained["wordpiece"].json, {"pad": "[UNK]"})
+    assert named.pad == named.unk and named.hash != trained["wordpiece"].hash
+    with pytest.raises(UserError, match="'<none>' is not a token"):
+        Tokenizer(trained["wordpiece"].json, {"pad": "<none>"})
+    with pytest.raises(UserError, match="special.padding is not a role"):
+        Tokenizer(trained["wordpiece"].json, {"padding": "[PAD]"})
+
+
+def test_decode_skips_special_tokens_unless_asked(trained):
+    bpe = trained["bpe"]
+    ids = bpe.document(bpe.encode("fox"))
+    assert bpe.decode(ids) == "fox" and bpe.decode(ids, skip_special=False) == "<|endoftext|>fox<|endoftext|>"
+    assert bpe.decode([len(bpe) + 5, *ids]) == "fox"  # an id of the model's padded vocabulary
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_begin_where_words_begin(trained, kind):
+    """Pieces of a word share one decision; each Chinese character is a word, and so is each sign."""
+    text = "The lazy dog, 我天步 it"
+    ids, starts = trained[kind].encode_words([text])[0]
+    assert ids == trained[kind].encode(text) and len(starts) == len(ids)
+    assert sum(starts) == len(["The", "lazy", "dog", ",", "我", "天", "步", "it"]) and starts[0]
+
+
+def test_size_is_at_most_what_was_asked(trained):
+    assert all(len(own) <= 520 for own in trained.values())
+    korean = ["".join(chr(0xAC00 + (i * 37 + j) % 900) for j in range(6)) for i in range(900)]
+    for kind, train in KINDS.items():
+        assert len(train(korean, 700)) <= 700, kind
+
+
+def test_rare_characters_leave_room_for_pieces():
+    """More characters than the vocabulary has places: frequent words still become one piece, and nothing is lost."""
+    documents = ["".join(chr(0x4E00 + i) for i in range(j, 3000, 50)) for j in range(50)]
+    documents += ["learning", "learned", "learns", "unlearning", "relearning"] * 50
+    unigram = train_unigram(documents, 700)
+    assert unigram.decode(unigram.encode(documents[3])) == documents[3]
+    assert len(unigram.encode("learning")) < 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_vocabulary_without_room_is_refused(kind):
+    with pytest.raises(UserError, match="tokenizer.vocab_size=5 leaves no room"):
+        KINDS[kind](CORPUS, 5)
+
+
+def test_training_gives_the_same_file_in_every_process(trained):
+    code = """
+from test_tokenizer import CORPUS, KINDS
+import pydoc
+texts = CORPUS + [doc for value in vars(pydoc).values() if (doc := getattr(value, "__doc__", None))]
+for name, kind in KINDS.items():
+    print(name, kind(texts, 700).hash)
+"""
+    run = [sys.executable, "-c", code]
+    runs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent) for _ in range(3)]
+    out = [run.communicate()[0] for run in runs]
+    assert len(out[0].splitlines()) == len(KINDS) and out[0] == out[1] == out[2]
+
+
+def test_pickle_and_json_give_the_same_tokenizer(trained):
+    for own in trained.values():
+        for copy in (pickle.loads(pickle.dumps(own)), Tokenizer(own.json)):
+            assert copy.hash == own.hash and copy.encode(SPELT) == own.encode(SPELT)
+
+
+def test_load(tmp_path, trained):
+    (tmp_path / "tokenizer.json").write_text(trained["bpe"].json, encoding="utf-8")
+    assert tokenizer.load(tmp_path).hash == tokenizer.load(tmp_path / "tokenizer.json").hash == trained["bpe"].hash
+    with pytest.raises(UserError, match="no such file"):
+        tokenizer.load(tmp_path / "none")
+    (tmp_path / "broken.json").write_text(json.dumps({"a": 1}))
+    with pytest.raises(UserError, match="broken.json is not a tokenizer.json"):
+        tokenizer.load(tmp_path / "broken.json")
+
+
+def test_prepare_trains_on_the_sample_or_loads(tmp_path, trained):
+    read = []
+
+    def documents():
+        for i in range(100):
+            read.append(i)
+            yield "x" * 1000
+
+    config = {"kind": {"_target_": "lmzoo.tokenizer.char", "_partial_": True}, "vocab_size": 512, "sample_mb": 0.005}
+    assert tokenizer.prepare(config, documents()).id("x") is not None
+    assert len(read) == 6  # five kilobytes, and one to see that it is enough
+    (tmp_path / "tokenizer.json").write_text(trained["bpe"].json, encoding="utf-8")
+    config["path"] = str(tmp_path)
+    assert tokenizer.prepare(config, ()).hash == trained["bpe"].hash
+    config["vocab_size"] = 300
+    with pytest.raises(UserError, match=f"holds {len(trained['bpe'])} tokens, more than tokenizer.vocab_size=300"):
+        tokenizer.prepare(config, ())

@@ -1,0 +1,1 @@
+"""Small programs around training, each with --help: python -m lmzoo.tools.NAME"""
