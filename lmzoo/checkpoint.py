@@ -194,7 +194,8 @@ def read(path: str | Path, map_location: object = "cpu") -> dict:
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: give a checkpoint file or a run folder") from error
     except Exception as error:
-        raise UserError(f"{path} is not a whole checkpoint of plain types: {str(error).splitlines()[0]}") from error
+        reason = next(iter(str(error).splitlines()), "it ends too early")
+        raise UserError(f"{path} is not a whole checkpoint of plain types: {reason}") from error
 
 
 def write(state: Mapping, path: str | Path) -> None:

@@ -16,7 +16,7 @@ from .errors import UserError
 from .signatures import nearest
 
 CONF = Path(str(files("lmzoo.conf")))
-TYPES = {"Float": "a number", "Integer": "a whole number", "Boolean": "true or false"}
+TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -42,6 +42,13 @@ def check_words(config: DictConfig, schema: DictConfig, path: str = "") -> None:
         child = schema._get_node(word)
         if isinstance(child, DictConfig) and OmegaConf.is_dict(config._get_node(word)):
             check_words(config._get_node(word), child, f"{path}{word}.")
+
+
+def check_options(choices: Mapping) -> None:
+    """Refuse a file that only holds what its neighbours share."""
+    for group, option in choices.items():
+        if str(option).startswith("_") and group in groups():
+            raise UserError(f"{group}={option}: there is no such option{nearest(option, groups()[group])}")
 
 
 def check_size(model: str | None, size: str) -> None:
@@ -102,7 +109,8 @@ def explain(error: Exception) -> str:
         reason = one_line(error) if "=" in error.override else "write word=value"
         return f"can't read {error.override!r}: {reason}"
     if isinstance(cause, ValidationError):
-        found = re.match(r"Value '(.*)' of type '.*' could not be converted to (\w+)", str(cause), re.DOTALL)
+        phrase = r"Value '(.*)' (?:of type '.*' could not be converted to|is not a valid) (\w+)"
+        found = re.match(phrase, str(cause), re.DOTALL)
         return f"{cause.full_key}" + (f"={found[1]!r} should be {TYPES[found[2]]}" if found else f": {one_line(cause)}")
     if isinstance(cause, ConfigKeyError) or "Could not override" in str(error):
         return misspelt(error, cause)
@@ -118,7 +126,8 @@ def misspelt(error: Exception, cause: Exception) -> str:
     parent = getattr(cause, "parent_node", None)
     words = list(parent) if isinstance(parent, DictConfig) else []
     if word in groups():
-        return f"{word}: this part is not chosen here; choose the model, task or data that has it first"
+        return (f"{word}: nothing is chosen whose part this could be, as model=NAME; "
+                "with ckpt= or init_from= the parts are the checkpoint's")
     if "." not in word:
         words += groups()
     return f"{word}: there is no such word{nearest(word.rpartition('.')[2], words)}"

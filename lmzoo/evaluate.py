@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from . import parts
 from .config import command
 from .errors import UserError
+from .literal import escaped
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def evaluate(config: DictConfig) -> dict[str, float]:
         raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")
 
     config.callbacks, config.trainer.limit_val_batches = {}, None
-    config.run_dir = str(Path(config.run_dir) / "evaluation")
+    config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
     task = parts.build_task(config, net, net.tokenizer)
     module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed)
     trainer = parts.build_trainer(config, steps=1)

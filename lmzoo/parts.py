@@ -102,9 +102,16 @@ def build_task(config: DictConfig, net, tokenizer):
     from hydra.utils import instantiate
 
     words = {word: value for word, value in plain(config.task).items() if word not in ("family", "head")}
-    recipe = instantiate(words | {"_partial_": True}, _convert_="all")
     schedule = instantiate(plain(config.schedule))
-    return recipe(net, tokenizer, plain(config.optim), schedule, seed=config.seed)
+    return made(words, net, tokenizer, plain(config.optim), schedule, seed=config.seed)
+
+
+def made(node: Mapping, *args, **words):
+    """What a node's `_target_` makes of its words; unlike Hydra's `instantiate` it reads no `${x}` in a text."""
+    from hydra.utils import get_object
+
+    words |= {word: value for word, value in node.items() if word != "_target_"}
+    return get_object(node["_target_"])(*args, **words)
 
 
 def compile_blocks(net) -> None:
@@ -117,7 +124,6 @@ def compile_blocks(net) -> None:
 
 def build_trainer(config: DictConfig, steps: int):
     """Lightning's Trainer: every word of `config.trainer` stands here, all intervals in optimizer steps."""
-    from hydra.utils import instantiate
     from lightning import Trainer
 
     from .callbacks import AtomicIO
@@ -137,7 +143,7 @@ def build_trainer(config: DictConfig, steps: int):
         check_val_every_n_epoch=None,
         limit_val_batches=words.limit_val_batches,
         log_every_n_steps=words.log_every_n_steps,
-        callbacks=[instantiate(node, _convert_="all") for node in plain(config.callbacks).values()],
+        callbacks=[made(node) for node in plain(config.callbacks).values()],
         plugins=[AtomicIO()],
         default_root_dir=config.run_dir,
         use_distributed_sampler=False,  # the data module shares rows among ranks

@@ -132,8 +132,8 @@ class Plan:
         total, tokens = sum(self.parameters.values()), self.tokens_per_step * self.steps
         lines = [line(part, f"{n:,}", "" if n else "tied to the embedding") for part, n in self.parameters.items()]
         lines.append(line("parameters", f"{total:,}", "in all, a tied weight once"))
-        for split, (tokens, rows) in self.corpus.items():
-            lines.append(line(f"{split} corpus", f"{tokens:,}", f"tokens in {rows:,} rows"))
+        for split, (n, rows) in self.corpus.items():
+            lines.append(line(f"{split} corpus", f"{n:,}", f"tokens in {rows:,} rows"))
         peak = f"{self.peak / 1e12:,.2f} TFLOP/s {self.peak_source}" if self.peak else "peak unknown, so no MFU"
         lines += [
             line("step", f"{self.tokens_per_step:,}", f"tokens in {self.rows_per_step:,} rows"),

@@ -21,8 +21,10 @@ from .schema import SCHEMAS
 # what may be changed of a run that is resumed, and of a net that comes from a checkpoint
 NOT_THE_RUN = ("trainer", "logger", "checkpoint")
 NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)")
+# of the data: what may be changed while the source stays
+SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
 # of the data: what a net was trained with, wherever the text is from
-ROWS = ("packing", "row_length", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
+ROWS = ("packing", "row_length", *SAME_SOURCE[1:])
 LENGTHS = ("max_steps", "max_tokens", "max_epochs")
 
 
@@ -30,6 +32,7 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     """Check what Hydra composed for the command `name` under its own `settings`, and complete it."""
     OmegaConf.set_struct(composed, False)
     checks.check_words(composed, SCHEMAS[name])
+    checks.check_options(settings.runtime.choices)
     words = [word.lstrip("+~").partition("=")[0] for word in settings.overrides.task]
     choices = settings.runtime.choices
     if name != "train" and not composed.ckpt:
@@ -41,8 +44,10 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     if composed.ckpt is not None:
         return last_length_wins(resumed(composed, words, choices), words)
     config = started(composed, words, choices)
-    in_sweep = settings.mode is not None and settings.mode.name == "MULTIRUN"
-    config.run_dir = escaped(settings.runtime.output_dir) if in_sweep else config.run_dir or fresh_folder(config.name)
+    if settings.mode is not None and settings.mode.name == "MULTIRUN":
+        config.run_dir = escaped(settings.runtime.output_dir)
+    elif config.run_dir is None:
+        config.run_dir = fresh_folder(config.name)
     return config
 
 
@@ -55,8 +60,8 @@ def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
         raise UserError(f"no model: say model=NAME (one of {', '.join(checks.groups()['model'])}) or init_from=RUN")
     checks.check_size(choices.model, choices["size"])
     checks.check_pair(choices.model, config.model, choices.task, config.task)
-    config.name = config.name or "-".join(filter(None, (choices.model, choices.task)))
-    config.logger.wandb.name = config.logger.wandb.name or config.name
+    if config.name is None:
+        config.name = "-".join(filter(None, (choices.model, choices.task)))
     signatures.check(plain(config))
     return config
 
@@ -90,10 +95,17 @@ def resumed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
 def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """The configuration of the run that `ckpt` names, to be evaluated on what was typed, else on data of its own."""
     others = [word for word in words if re.split(r"[./@]", word)[0] == "data"]
-    config = with_words(typed, [word for word in words if word not in ("split", "data")], choices)
     if "data" in words:  # another source: its words, but rows and steps as the net knows them
+        config = with_words(typed, [word for word in words if word not in ("split", *others)], choices)
         kept = {word: literal(config.data[word]) for word in ROWS if f"data.{word}" not in words}
         config.data = OmegaConf.merge(typed.data, kept)
+        if "packing" in config.task:
+            config.task.packing = config.data.packing
+    else:
+        for word in others:
+            if word.removeprefix("data.") not in SAME_SOURCE:
+                raise UserError(f"{word}: name the source that this word belongs to as well, data=NAME")
+        config = with_words(typed, [word for word in words if word != "split"], choices)
     config.split = "whole" if others else typed.split
     return config
 
@@ -103,7 +115,10 @@ def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictCon
     from . import checkpoint
 
     file = checkpoint.find(typed.ckpt)
-    config = OmegaConf.merge(stored(file), {"ckpt": escaped(str(file))})
+    config = derived_again(stored(file), typed)
+    config.ckpt = escaped(str(file))
+    folder = file.parent.parent  # wherever it has gone since
+    config.run_dir = escaped(str(folder)) if (folder / "config.yaml").exists() else fresh_folder(config.name)
     for word in words:
         if word in checks.groups():  # trainer=ddp: the words of that file, not its defaults
             option = yaml.safe_load((checks.CONF / word / f"{choices[word]}.yaml").read_text(encoding="utf-8"))
@@ -114,14 +129,27 @@ def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictCon
     return config
 
 
+def derived_again(config: DictConfig, typed: DictConfig) -> DictConfig:
+    """`config` with its callbacks following the run's other words, as in `typed`, where they did when it was stored.
+
+    A stored configuration has no interpolations: without this, a new `checkpoint.every_n_steps` would change nothing.
+    """
+    raw = OmegaConf.to_container(typed.callbacks, resolve=False) if "callbacks" in typed else {}
+    again = OmegaConf.merge(config, {"callbacks": raw})
+    for name, callback in raw.items():
+        for word, value in callback.items():
+            known = OmegaConf.select(config, f"callbacks.{name}.{word}")
+            if "${" in str(value) and known == again.callbacks[name][word]:
+                config.callbacks[name][word] = value
+    return config
+
+
 def stored(file: Path) -> DictConfig:
     """The configuration of the run that wrote the checkpoint `file`: its config.yaml, else the copy in it."""
     from . import checkpoint
 
-    folder = file.parent.parent
-    if (folder / "config.yaml").exists():
-        return OmegaConf.merge(load(folder / "config.yaml"), {"run_dir": escaped(str(folder))})
-    return OmegaConf.merge(restore(checkpoint.read(file)["lmzoo"]["config"]), {"run_dir": fresh_folder(file.stem)})
+    beside = file.parent.parent / "config.yaml"
+    return load(beside) if beside.exists() else restore(checkpoint.read(file)["lmzoo"]["config"])
 
 
 def initialised(config: DictConfig, words: list[str]) -> DictConfig:

@@ -235,20 +235,21 @@ def train_unigram(documents: Iterable[str], vocab_size: int, sentinels: int = N_
     """
     special = ["<pad>", "</s>", "<unk>"]
     room = _room(vocab_size, len(special) + 256 + sentinels, f"256 bytes, 3 special tokens and {sentinels} sentinels")
-    tokenizer = tokenizers.Tokenizer(models.Unigram())
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
+    trained = tokenizers.Tokenizer(models.Unigram())
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "isolated")
     documents = list(documents)
     rare = dict.fromkeys(map(ord, _characters(documents)[room // 2:]))
-    tokenizer.train_from_iterator((text.translate(rare) for text in documents), trainers.UnigramTrainer(
+    trained.train_from_iterator((text.translate(rare) for text in documents), trainers.UnigramTrainer(
         vocab_size=room + 1, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False))
-    pieces = [(piece, score) for piece, score in json.loads(tokenizer.to_str())["model"]["vocab"] if piece != "<unk>"]
+    pieces = [(piece, score) for piece, score in json.loads(trained.to_str())["model"]["vocab"] if piece != "<unk>"]
     # Letters that training had pruned come back at the bottom, 0.0001 apart in the order of a hash table: level them.
     bottom = min((score for _, score in pieces), default=0.0)
     bottom_end = bottom + 1e-4 * sum(len(piece) == 1 for piece, _ in pieces)
     pieces = [(piece, bottom if len(piece) == 1 and score < bottom_end else score) for piece, score in pieces]
     pieces = sorted(((piece, round(score, 6)) for piece, score in pieces), key=lambda item: (-item[1], item[0]))[:room]
     vocabulary = [(name, 0.0) for name in [*special, *_bytes()]] + pieces
-    tokenizer.model = models.Unigram(vocabulary, unk_id=2, byte_fallback=True)
+    tokenizer = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=2, byte_fallback=True))
+    tokenizer.pre_tokenizer = trained.pre_tokenizer
     tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
     return _finish(tokenizer, special + _sentinels(sentinels))
 

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
+from itertools import repeat
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -58,7 +59,7 @@ def train(config: DictConfig):
             trainer.test(task, datamodule=module, verbose=False)
             metrics |= trainer.callback_metrics
         metrics = {name: float(value) for name, value in metrics.items()}
-        say(f"{task.show()}\n{parts.report(metrics, module.xz_bits_per_byte)}")
+        say(f"{learned(task)}\n{parts.report(metrics, module.xz_bits_per_byte)}")
         if trainer.is_global_zero:
             (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
         parts.end(trainer)
@@ -108,10 +109,31 @@ def say(text: object) -> None:
         print(text, flush=True)
 
 
+def learned(task) -> str:
+    """What the task shows of what was learned, or why a net this short can't."""
+    try:
+        return task.show()
+    except UserError as error:
+        return f"nothing to show: {error}"
+
+
 def repeat_first_window(module, steps: int) -> None:
     """Make the first step's rows those of every step."""
     window = next(iter(module.train_dataloader()))
-    module.train_dataloader = lambda: [window] * steps
+    module.train_dataloader = lambda: Repeated(window, steps)
+
+
+class Repeated:
+    """A loader that hands out the same item `n` times."""
+
+    def __init__(self, item, n: int):
+        self.item, self.n = item, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator:
+        return repeat(self.item, self.n)
 
 
 @contextmanager

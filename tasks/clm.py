@@ -89,6 +89,7 @@ class CausalLM(Task):
         for prompt in self.prompts:
             ids = [self.tokenizer.bos, *self.tokenizer.encode(prompt)]
             rows = torch.tensor([ids], device=self.device)
-            answer = self.net.generate(rows, max_new_tokens=N_CONTINUED, eos=self.tokenizer.eos)[0, len(ids) :]
+            n = min(N_CONTINUED, (self.net.max_positions or math.inf) - len(ids))
+            answer = self.net.generate(rows, max_new_tokens=n, eos=self.tokenizer.eos)[0, len(ids) :]
             lines.append(wrap(f"[{prompt}]{self.tokenizer.decode(answer.tolist())}", "  "))
         return "\n".join(lines)

@@ -1,8 +1,11 @@
 """What several test files share: a cache of their own, a text of a few thousand words, and a run of seconds over it."""
 
+import os
 import random
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, before its import: tests run side by side, one to a core
 
 SMALL = (
     "size=tiny", "model.d_model=32", "model.n_layers=2", "model.n_heads=2", "model.d_ff=64", "model.max_len=64",

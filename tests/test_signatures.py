@@ -12,9 +12,10 @@ from lmzoo.signatures import check, imported_signature, misfit, nearest, source_
 @pytest.mark.parametrize(
     ("value", "annotation"),
     [
-        (8, "int"), (None, "int | None"), (1, "float"), (1e-3, "float"), (True, "bool"), ("x", "str"), ([1, 2], "list[int]"),
-        ("first", "Literal['first', 'last']"), (0.9, "float | Tensor"), ([0.9, 0.95], "tuple[float, float]"),
-        ("x", "Tokenizer"), ({"_target_": "a.B"}, "Callable"), (3, None), ("a/b", "str | Path"),
+        (8, "int"), (None, "int | None"), (1, "float"), (1e-3, "float"), (True, "bool"), ("x", "str"),
+        ([1, 2], "list[int]"), ("first", "Literal['first', 'last']"), (0.9, "float | Tensor"),
+        ([0.9, 0.95], "tuple[float, float]"), ("x", "Tokenizer"), ({"_target_": "a.B"}, "Callable"), (3, None),
+        ("a/b", "str | Path"),
     ],
 )  # fmt: skip
 def test_fitting_values(value, annotation):
@@ -27,7 +28,8 @@ def test_fitting_values(value, annotation):
         (8.5, "int", "a whole number"), ("abc", "float", "a number"), (True, "int", "a whole number"),
         (1, "bool", "true or false"), (True, "float", "a number"), (None, "float", "a number"), (3, "str", "a text"),
         ("x", "int | None", "a whole number or null"), ("mean", "Literal['first', 'last']", "one of 'first', 'last'"),
-        (3, "list[int]", "a list"), ("abc", "float | Tensor", "a number or Tensor"), ({"a": 1}, "int", "a whole number"),
+        (3, "list[int]", "a list"), ("abc", "float | Tensor", "a number or Tensor"),
+        ({"a": 1}, "int", "a whole number"),
     ],
 )  # fmt: skip
 def test_misfits(value, annotation, expected):

@@ -1,0 +1,161 @@
+"""A mistake on the command line is one line that names the word and the right one, in no time and without torch."""
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import lmzoo
+from lmzoo import UserError
+from lmzoo.literal import plain
+
+GPT = ("model=gpt", "task=clm")
+MISTAKES = [
+    # a word that is not there, and the nearest that is
+    ((*GPT, "optim.lrr=1"), "optim.lrr: there is no such word; did you mean lr?"),
+    ((*GPT, "trainer.max_step=3"), "trainer.max_step: there is no such word; did you mean max_steps?"),
+    ((*GPT, "model.n_head=8"), "model.n_head: Decoder has no such word; did you mean n_heads?"),
+    ((*GPT, "model.attention.windw=8"), "model.attention.windw: Attention has no such word; did you mean window?"),
+    ((*GPT, "schedule.warmup_step=8"), "schedule.warmup_step: cosine has no such word; did you mean warmup_steps?"),
+    ((*GPT, "task.z_los=1"), "task.z_los: CausalLM has no such word; did you mean z_loss?"),
+    ((*GPT, "data.reader.splitt=1"), "data.reader.splitt: read_pydoc has no such word"),
+    ((*GPT, "callbacks.metrics.tag=1"), "callbacks.metrics.tag: Metrics has no such word; did you mean tags?"),
+    (("modell=gpt",), "modell: there is no such word; did you mean model?"),
+    ((*GPT, "modul/position=rotary"), "modul/position: there is no such word; did you mean model/position?"),
+    ((*GPT, "model/positio=rotary"), "model/positio: there is no such word; did you mean model/position?"),
+    # an option that is not there
+    (("model=gptt",), "model=gptt: there is no such option; did you mean gpt?"),
+    ((*GPT, "model/position=rotry"), "model/position=rotry: there is no such option; did you mean rotary?"),
+    ((*GPT, "size=bse"), "size=bse: there is no such size of gpt; did you mean base?"),
+    ((*GPT, "tokenizer=_training"), "tokenizer=_training: "),
+    # values of the wrong type, above and below _target_
+    ((*GPT, "optim.lr=abc"), "optim.lr='abc' should be a number"),
+    ((*GPT, "seed=x"), "seed='x' should be a whole number"),
+    ((*GPT, "compile=maybe"), "compile='maybe' should be true or false"),
+    ((*GPT, "optim.lr="), "optim.lr='' should be a number"),
+    ((*GPT, "model.n_heads=8.5"), "model.n_heads=8.5 should be a whole number"),
+    ((*GPT, "model.dropout=high"), "model.dropout='high' should be a number"),
+    ((*GPT, "task.label_smoothing=high"), "task.label_smoothing='high' should be a number"),
+    (("model=bert", "task=mlm", "task.rate=high"), "task.rate='high' should be a number"),
+    (("model=bert", "task=mlm", "task.whole_word=1"), "task.whole_word=1 should be true or false"),
+    ((*GPT, "schedule.warmup_steps=x"), "schedule.warmup_steps='x' should be a whole number or null"),
+    # + and ~ open what Hydra closes
+    ((*GPT, "+foo=1"), "foo: there is no such word"),
+    ((*GPT, "+optim.foo=1"), "optim.foo: there is no such word"),
+    ((*GPT, "++model.foo=1"), "model.foo: Decoder has no such word"),
+    ((*GPT, "~optim"), "~optim: only a callback can be taken away"),
+    ((*GPT, "~model"), "~model: only a callback can be taken away"),
+    ((*GPT, "~optim.lr"), "~optim.lr: only a callback can be taken away"),
+    # grammar
+    ((*GPT, "foo"), "can't read 'foo': write word=value"),
+    ((*GPT, "optim.lr=[1"), "can't read 'optim.lr=[1'"),
+    # pairs
+    (("model=bert", "task=clm"), "task=clm needs a model of family decoder, but bert is of family encoder: tasks"),
+    (("model=gpt", "task=mlm"), "models for mlm are bert"),
+    (("model=t5", "task=mlm"), "tasks for it are classification, span_corruption"),
+    ((), "no model: say model=NAME (one of bert, gpt, llama"),
+    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm)"),
+    (("task=clm",), "no model: say model=NAME"),
+    (("task=clm", "init_from=/nowhere"), "init_from=/nowhere does not exist"),
+    (("ckpt=/nowhere", "optim.lr=1"), "optim.lr: ckpt=/nowhere goes on with that run as it is"),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), MISTAKES, ids=[" ".join(words) for words, _ in MISTAKES])
+def test_mistakes(words, line):
+    with pytest.raises(UserError) as refusal:
+        lmzoo.compose(*words)
+    assert line in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def run(*words, command="train"):
+    return subprocess.run([sys.executable, "-m", f"lmzoo.{command}", *words], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "words", [("model=gpt", "task=mlm"), ("optim.lr=abc",), ("-m", "model=gpt,gptt", "task=clm"), ("-m", "seed=1,b")]
+)
+def test_one_line_and_exit_code_2(words, tmp_path, monkeypatch):
+    """In a sweep too, where a mistake shows before the first job."""
+    monkeypatch.chdir(tmp_path)
+    done = run(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("lmzoo: ") and done.stderr.count("\n") == 1
+    assert list(tmp_path.glob("**/*-gpt")) == []
+
+
+def test_a_sweep_runs_all_jobs_and_exits_with_1(tmp_path, monkeypatch):
+    """What shows in a job of its own doesn't keep the others from running."""
+    monkeypatch.chdir(tmp_path)
+    done = run("-m", "model=bert,t5", "task=clm", "run_dir=sweep")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == ["job 0: model=bert,task=clm", "job 1: model=t5,task=clm"]
+    assert [line[:20] for line in done.stderr.splitlines()] == ["lmzoo: task=clm need"] * 2
+    assert sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()) == ["0-bert", "1-t5"]
+
+
+@pytest.mark.parametrize("words", [("--help",), ("model=gpt", "task=mlm"), (*GPT, "model.n_heads=x")])
+def test_refusals_are_quick_and_import_no_torch(words):
+    code = f"""
+import sys
+sys.argv = ["lmzoo.train", *{words!r}]
+from lmzoo import train
+try:
+    train.main()
+finally:
+    assert not {{"torch", "lightning", "wandb", "numpy"}} & set(sys.modules), "slow"
+"""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "slow" not in done.stderr and done.returncode == (0 if words == ("--help",) else 2)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5  # seconds of the processor
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
+def test_help(command):
+    text = run("--help", command=command).stdout
+    assert f"python -m lmzoo.{command}" in text and "ckpt: null" in text
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_composed_values():
+    config = lmzoo.compose(*GPT, "optim.lr=3e-4", "model.attention.window=64", "tags=a,b")
+    assert (config.optim.lr, config.model.attention.window, config.tags) == (3e-4, 64, ["a", "b"])
+    assert config.name == "gpt-clm" and config.run_dir.startswith("runs/") and config.run_dir.endswith("gpt-clm")
+
+
+def test_words_that_the_yaml_leaves_out_are_open_if_the_class_has_them():
+    assert lmzoo.compose(*GPT, "model.attention.scale=1.0").model.attention.scale == 1.0
+    assert lmzoo.compose(*GPT, "optim.optimizer.amsgrad=true").optim.optimizer.amsgrad is True
+
+
+def test_a_typed_length_takes_the_place_of_the_recipes():
+    assert lmzoo.compose(*GPT).trainer.max_steps
+    trainer = lmzoo.compose(*GPT, "trainer.max_tokens=1e6").trainer
+    assert (trainer.max_steps, trainer.max_tokens, trainer.max_epochs) == (None, 1e6, None)
+    capped = lmzoo.compose(*GPT, "trainer.max_time=00:01:00:00").trainer
+    assert capped.max_steps and capped.max_time == "00:01:00:00"
+
+
+def test_the_command_line_wins_over_what_a_model_or_task_chooses():
+    assert lmzoo.compose("model=bert", "task=mlm").tokenizer.kind._target_.endswith("train_wordpiece")
+    assert lmzoo.compose("model=bert", "task=mlm", "tokenizer=char").tokenizer.kind._target_.endswith("char")
+    assert lmzoo.compose("model=bert", "task=classification").data.packing == "single"
+    assert lmzoo.compose("model=bert", "task=classification", "data=csv").data.reader._target_.endswith("read_csv")
+
+
+def test_callbacks_can_be_taken_away():
+    assert "progress" not in lmzoo.compose(*GPT, "~callbacks.progress").callbacks
+
+
+def test_published_sizes_win_over_the_ladder():
+    config = lmzoo.compose("model=gpt", "task=clm", "size=xl")
+    assert (config.model.d_model, config.model.n_layers, config.tokenizer.vocab_size) == (1600, 48, 50257)
+
+
+def test_composed_text_is_literal():
+    config = lmzoo.compose(*GPT, "data.path=${x}, it's", "run_dir=[a] ${b}")
+    assert plain(config)["data"]["path"] == "${x}, it's" and config.run_dir == "[a] ${b}"

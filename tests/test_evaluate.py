@@ -1,0 +1,85 @@
+"""The evaluate command: a run's own data, and other text."""
+
+import math
+
+import pytest
+import torch
+
+import lmzoo
+from lmzoo import UserError
+from lmzoo.evaluate import evaluate
+from lmzoo.evaluate import main as command
+from lmzoo.literal import prepared
+from lmzoo.runs import finish
+from lmzoo.schema import register
+
+
+def configured(*words):
+    import hydra
+    from omegaconf import open_dict
+
+    register()
+    with hydra.initialize_config_module("lmzoo.conf", version_base="1.3"):
+        composed = hydra.compose("evaluate", prepared(words), return_hydra_config=True)
+    settings = composed.hydra
+    with open_dict(composed):
+        del composed["hydra"]
+    return finish(composed, settings, "evaluate")
+
+
+def test_on_its_own_validation_split(gpt_run):
+    """The numbers are those that training ended with."""
+    import json
+
+    trained = json.loads((gpt_run / "result.json").read_text())
+    measured = evaluate(configured(f"ckpt={gpt_run}"))
+    assert measured["val/loss"] == pytest.approx(trained["val/loss"], abs=1e-6)
+
+
+def test_other_text_is_read_whole(gpt_run, tmp_path):
+    """Nats, perplexity and bits per byte of one short document, by hand from the net's logits."""
+    text = "the cat sat on the mat, it's 5 °C"
+    (tmp_path / "held out.txt").write_text(text, encoding="utf-8")
+    measured = evaluate(configured(f"ckpt={gpt_run}", "data=text", f"data.path={tmp_path / 'held out.txt'}"))
+    net = lmzoo.load(gpt_run)
+    ids = torch.tensor(net.tokenizer.document(net.tokenizer.encode(text)))
+    with torch.no_grad():
+        nats = torch.nn.functional.cross_entropy(net(ids[None, :-1])[0], ids[1:], reduction="sum").item()
+    assert measured["test/loss"] == pytest.approx(nats / (len(ids) - 1), abs=1e-5)
+    assert measured["test/perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-5)
+    assert measured["test/bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
+
+
+def test_batch_size_changes_nothing(gpt_run, tmp_path):
+    (tmp_path / "text.txt").write_text("\n\n".join(f"{n} cats sat on a mat" for n in range(60)))
+    words = (f"ckpt={gpt_run}", f"data.path={tmp_path / 'text.txt'}")
+    one, many = (evaluate(configured(*words, f"data.batch_size={n}")) for n in (1, 7))
+    assert one.keys() == many.keys() and one["test/loss"] == pytest.approx(many["test/loss"], abs=1e-6)
+
+
+def test_the_nets_rows_are_kept_when_the_source_changes(gpt_run, corpus):
+    config = configured(f"ckpt={gpt_run}", "data=text", f"data.path={corpus}", "data.batch_size=3")
+    assert (config.data.row_length, config.data.batch_size, config.split) == (64, 3, "whole")
+
+
+def test_the_runs_folder_is_left_alone(gpt_run):
+    before = {path: path.read_bytes() for path in gpt_run.glob("*") if path.is_file()}
+    evaluate(configured(f"ckpt={gpt_run}"))
+    assert {path: path.read_bytes() for path in gpt_run.glob("*") if path.is_file()} == before
+
+
+def test_mistakes(gpt_run):
+    for words, line in [((), "no ckpt: say ckpt=RUN"), ((f"ckpt={gpt_run}", "split=test"), "split=test: the data has"),
+                        (("ckpt=/nowhere",), "/nowhere does not exist"),
+                        ((f"ckpt={gpt_run}", "data.field=x"), "data.field: name the source"),
+                        ((f"ckpt={gpt_run}", "data.path=/nowhere"), "matches no file")]:  # fmt: skip
+        with pytest.raises(UserError) as refusal:
+            evaluate(configured(*words))
+        assert line in str(refusal.value)
+
+
+def test_the_command_prints_one_line(gpt_run, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["lmzoo.evaluate", f"ckpt={gpt_run}"])
+    command()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("val    loss ")

@@ -1,0 +1,166 @@
+"""`ckpt=RUN` goes on with that run, and the resumed run is the uninterrupted one."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import yaml
+
+import lmzoo
+from lmzoo import UserError, checkpoint
+
+DROPPED = {"tokens_per_s", "mfu"}  # the only columns that tell the time
+
+
+def rows(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return [{name: cell for name, cell in row.items() if name not in DROPPED} for row in csv.DictReader(file)]
+
+
+def state(folder):
+    return checkpoint.read(checkpoint.find(folder))
+
+
+def same(one, two):
+    """Whether two nested plain values are equal, tensors bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, two)
+    if isinstance(one, dict):
+        return one.keys() == two.keys() and all(same(value, two[key]) for key, value in one.items())
+    if isinstance(one, list | tuple):
+        return len(one) == len(two) and all(map(same, one, two))
+    return one == two
+
+
+@pytest.fixture(scope="module")
+def whole(words, tmp_path_factory):
+    """A run of 8 steps over epochs of 3, with a checkpoint each second step."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    lmzoo.fit(lmzoo.compose(*words(folder, *EIGHT)))
+    return folder
+
+
+EIGHT = ("model=gpt", "task=clm", "data.batch_size=32", "data.micro_batch_size=8", "data.num_workers=0",
+         "trainer.max_steps=8", "trainer.val_every_n_steps=3", "checkpoint.every_n_steps=2", "checkpoint.keep_last=9",
+         "optim.lr=3e-3")  # fmt: skip
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_resumed_run_is_the_whole_one(whole, tmp_path, step, words):
+    """BEHAVIOUR 31: weights, moments, losses, rows and the wandb id, from a copy of the folder as it was at `step`."""
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    lmzoo.fit(lmzoo.compose(f"ckpt={folder / 'checkpoints' / f'step-{step:06d}.ckpt'}"))
+    assert rows(folder) == rows(whole)
+    before, after = state(whole), state(folder)
+    assert same(before["state_dict"], after["state_dict"])
+    assert same(before["optimizer_states"], after["optimizer_states"])
+    assert before["lmzoo"]["wandb_id"] == after["lmzoo"]["wandb_id"]
+    assert after["global_step"] == 8
+
+
+def test_the_configuration_is_the_runs(gpt_run):
+    config = lmzoo.compose(f"ckpt={gpt_run}")
+    stored = yaml.safe_load((gpt_run / "config.yaml").read_text())
+    assert config.ckpt == str(gpt_run / "checkpoints" / "last.ckpt") or config.ckpt.endswith(".ckpt")
+    assert lmzoo.literal.plain(config) | {"ckpt": None} == stored
+
+
+def test_what_may_be_changed(gpt_run):
+    more = ("trainer.max_steps=9", "checkpoint.keep_last=3", "logger.wandb.mode=offline")
+    config = lmzoo.compose(f"ckpt={gpt_run}", *more)
+    assert (config.trainer.max_steps, config.checkpoint.keep_last, config.logger.wandb.mode) == (9, 3, "offline")
+
+
+def test_a_longer_run_in_another_unit(gpt_run):
+    trainer = lmzoo.compose(f"ckpt={gpt_run}", "trainer.max_epochs=3").trainer
+    assert (trainer.max_steps, trainer.max_epochs) == (None, 3)
+
+
+def test_a_part_changes_only_what_it_says(gpt_run):
+    """trainer=ddp says strategy and devices; the length is still the run's."""
+    trainer = lmzoo.compose(f"ckpt={gpt_run}", "trainer=ddp", "trainer.devices=3").trainer
+    assert (trainer.strategy, trainer.devices, trainer.max_steps) == ("ddp", 3, 6)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["optim.lr=1", "model=gpt", "model.dropout=0", "data.batch_size=2", "task=clm", "seed=1", "run_dir=x", "debug=fast",
+     "size=base", "tokenizer.vocab_size=9", "init_from=x", "compile=true"],
+)  # fmt: skip
+def test_anything_else_is_refused_by_name(gpt_run, word):
+    with pytest.raises(UserError, match=word.partition("=")[0].replace(".", r"\.") + ": ckpt="):
+        lmzoo.compose(f"ckpt={gpt_run}", word)
+
+
+def test_changed_words_reach_the_callbacks_that_follow_them(gpt_run):
+    config = lmzoo.compose(f"ckpt={gpt_run}", "checkpoint.every_n_steps=2", "trainer.log_every_n_steps=3")
+    assert (config.callbacks.checkpoints.every_n_steps, config.callbacks.metrics.every_n_steps) == (2, 3)
+
+
+def test_last_is_the_newest_run(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="no run under runs/"):
+        lmzoo.compose("ckpt=last")
+    lmzoo.fit(lmzoo.compose(*words("runs/a", "model=gpt", "task=clm", "trainer.max_steps=1")))
+    assert lmzoo.compose("ckpt=last").run_dir == "runs/a"
+
+
+def test_a_run_folder_that_was_moved(gpt_run, tmp_path):
+    import shutil
+
+    moved = tmp_path / "it's ${moved}, [here]"
+    shutil.copytree(gpt_run, moved)
+    config = lmzoo.compose(f"ckpt={moved}", "trainer.max_steps=7")
+    assert config.run_dir == str(moved)
+    lmzoo.fit(config)
+    assert [row["step"] for row in rows(moved)] == ["1", "2", "3", "4", "5", "6", "7"]
+    assert len(rows(gpt_run)) == 6
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint"])
+def test_nothing_or_a_broken_file(tmp_path, content):
+    with pytest.raises(UserError, match="does not exist"):
+        lmzoo.compose("ckpt=" + str(tmp_path / "nothing"))
+    with pytest.raises(UserError, match="no whole checkpoint"):
+        lmzoo.compose(f"ckpt={tmp_path}")
+    (tmp_path / "broken.ckpt").write_bytes(content)
+    with pytest.raises(UserError, match="broken.ckpt is not a whole checkpoint"):
+        lmzoo.compose(f"ckpt={tmp_path / 'broken.ckpt'}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sign", ["SIGKILL", "SIGTERM"])
+def test_a_killed_run_goes_on(whole, words, tmp_path, sign):
+    """Killed in the middle, resumed by the command: the same rows and weights. SIGTERM saves and exits with 75."""
+    folder = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-m", "lmzoo.train", *words(folder, *EIGHT)], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(getattr(signal, sign))
+    code = process.wait(timeout=60)
+    assert code in ((-9, 0) if sign == "SIGKILL" else (75, 0))  # 0: it was quicker than the signal
+    done = subprocess.run([sys.executable, "-m", "lmzoo.train", f"ckpt={folder}"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert rows(folder) == rows(whole)
+    assert same(state(folder)["state_dict"], state(whole)["state_dict"])
+
+
+@pytest.mark.slow
+def test_two_ranks_go_on_as_one(whole, words, tmp_path):
+    """BEHAVIOUR 32: saved by two ranks, gone on with by one, in the same order."""
+    folder = tmp_path / "run"
+    more = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.max_steps=4")
+    command = [sys.executable, "-m", "lmzoo.train"]
+    done = subprocess.run([*command, *words(folder, *EIGHT, *more)], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    lmzoo.fit(lmzoo.compose(f"ckpt={folder}", "trainer.strategy=auto", "trainer.devices=1", "trainer.max_steps=5"))
+    assert [row["tokens"] for row in rows(folder)] == [row["tokens"] for row in rows(whole)[:5]]

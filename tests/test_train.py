@@ -1,0 +1,197 @@
+"""A run from the command's words to its folder; `test_resume.py` goes on with one."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+import lmzoo
+from lmzoo import UserError, checkpoint, parts
+from lmzoo.literal import plain
+
+
+def rows(folder):
+    with open(folder / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def command(*words, name="train", **environment):
+    return subprocess.run(
+        [sys.executable, "-m", f"lmzoo.{name}", *words], capture_output=True, text=True, env=os.environ | environment
+    )
+
+
+def test_a_run_folder_holds_what_it_should(gpt_run):
+    names = {path.name for path in gpt_run.iterdir()}
+    assert names >= {"config.yaml", "tokenizer.json", "metrics.csv", "loss.png", "checkpoints", "result.json"}
+    files = {path.name for path in (gpt_run / "checkpoints").iterdir()}
+    assert files >= {"last.ckpt", "step-000006.ckpt", "MANIFEST.json"}
+    config = yaml.safe_load((gpt_run / "config.yaml").read_text())
+    assert config["model"]["vocab_size"] == 400 and "${" not in (gpt_run / "config.yaml").read_text()
+    assert [int(row["step"]) for row in rows(gpt_run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_checkpoint_carries_the_runs_identity(gpt_run):
+    state = checkpoint.read(checkpoint.find(gpt_run))
+    assert set(state["lmzoo"]) >= {"config", "tokenizer", "labels", "wandb_id", "version"}
+    assert state["lmzoo"]["config"] == yaml.safe_load((gpt_run / "config.yaml").read_text())
+    assert state["lmzoo"]["tokenizer"] == (gpt_run / "tokenizer.json").read_text()
+
+
+def test_fit_returns_the_net_and_its_metrics(words, tmp_path):
+    """The net is the checkpoint's, bit for bit; metrics are those of the last step, validated though 5 isn't due."""
+    net, metrics = lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", "trainer.max_steps=5")))
+    again = lmzoo.load(tmp_path / "run")
+    ids = torch.randint(400, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(net(ids), again(ids))
+    assert not net.training and net.tokenizer.json == again.tokenizer.json and net.config == again.config
+    last = rows(tmp_path / "run")[-1]
+    assert last["step"] == "5" and float(last["val/loss"]) == metrics["val/loss"]
+    assert json.loads((tmp_path / "run" / "result.json").read_text()) == metrics
+
+
+def test_a_second_run_in_the_same_folder_is_refused(gpt_run, words):
+    with pytest.raises(UserError, match="holds a run already"):
+        lmzoo.fit(lmzoo.compose(*words(gpt_run, "model=gpt", "task=clm")))
+
+
+def test_the_environment_is_left_as_it_was(gpt_run):
+    assert "LMZOO_RANK_CONFIG" not in os.environ and "LOCAL_RANK" not in os.environ
+
+
+def test_init_from_takes_the_net_and_the_tokenizer(gpt_run, words, tmp_path, corpus):
+    """Only dropout, backend and max_len may be changed; with steps of size 0 the net is still the checkpoint's."""
+    every = words(tmp_path / "run", "task=clm", f"init_from={gpt_run}", "optim.lr=0", "trainer.max_steps=1")
+    given = [word for word in every if not word.startswith(("model.", "tokenizer.", "size="))]
+    config = lmzoo.compose(*given, "model.dropout=0.3")
+    assert (config.model.d_model, config.model.dropout, config.tokenizer.vocab_size) == (32, 0.3, 400)
+    net, _ = lmzoo.fit(config)
+    before = lmzoo.load(gpt_run).state_dict()
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    for word in ("model.d_model=64", "model=gpt", "model/position=rotary", "tokenizer.vocab_size=500", "size=base"):
+        with pytest.raises(UserError, match="are the checkpoint's"):
+            lmzoo.compose(*given, word)
+
+
+def test_a_wrong_pair_by_init_from_is_refused(gpt_run):
+    with pytest.raises(UserError, match="task=mlm needs a model of family encoder, but the net of init_from"):
+        lmzoo.compose("task=mlm", f"init_from={gpt_run}")
+
+
+def test_overfit_repeats_the_first_batch(words, tmp_path):
+    """The loss of a batch seen 30 times is far below that of other text."""
+    config = lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", "debug=overfit", "trainer.max_steps=30",
+                                  "model.dropout=0", "optim.lr=1e-2"))  # fmt: skip
+    lmzoo.fit(config)
+    losses = [float(row["train/loss"]) for row in rows(tmp_path / "run")]
+    assert losses[-1] < losses[0] - 2
+
+
+NET_MISTAKES = [
+    (("model.d_model=100", "model.n_heads=12"), "d_model=100 is not divisible by n_heads=12"),
+    (("data.row_length=65",), "data.row_length=65 is more than the 64 positions of the model"),
+    (("model.norm.epsilon=1",), "model.norm.epsilon: LayerNorm has no such word; did you mean eps?"),
+    (("model.norm.eps=small",), "model.norm.eps='small' should be a number"),
+    (("optim.optimizer.betta=1",), "optim.optimizer.betta: AdamW has no such word; did you mean betas?"),
+    (("trainer.precision=16-mixed", "trainer.accelerator=cpu"), "trainer.precision=16-mixed: a CPU has no fp16"),
+]
+
+
+@pytest.mark.parametrize(("more", "line"), NET_MISTAKES, ids=[" ".join(more) for more, _ in NET_MISTAKES])
+def test_what_shows_on_the_net_is_found_before_data_is_read(words, tmp_path, more, line):
+    """The data's path doesn't exist, and nobody looks."""
+    config = lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", "data.path=/nowhere", *more))
+    with pytest.raises(UserError) as refusal:
+        lmzoo.fit(config)
+    assert line in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+DATA_MISTAKES = [
+    (("data.path=/nowhere/*.txt",), "matches no file"),
+    (("tokenizer=wordpiece", "task=clm", "tokenizer=unigram"), "task=clm needs a bos token"),
+    (("data.batch_size=10", "data.micro_batch_size=4"), "data.batch_size=10 is not divisible by"),
+    (("tokenizer.vocab_size=100",), "tokenizer.vocab_size=100"),
+    (("task=classification", "data.packing=single"), "needs labels"),
+]
+
+
+@pytest.mark.parametrize(("more", "line"), DATA_MISTAKES, ids=[" ".join(more) for more, _ in DATA_MISTAKES])
+def test_what_shows_on_the_data(words, tmp_path, more, line):
+    config = lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", *more))
+    with pytest.raises(UserError) as refusal:
+        lmzoo.fit(config)
+    assert line in str(refusal.value) and "\n" not in str(refusal.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_auto_precision_is_a_word_of_lightning():
+    assert parts.precision("auto", "cpu") in ("bf16-mixed", "32-true")
+    assert parts.precision("64-true", "cpu") == "64-true"
+
+
+def test_the_report():
+    metrics = {"val/loss": 2.0, "val/bits_per_byte": 1.5, "test/loss": 3.0}
+    assert parts.report(metrics, 2.25) == "val    loss 2  bits per byte 1.5 (xz: 2.25)\ntest   loss 3"
+
+
+@pytest.mark.slow
+def test_two_ranks_are_the_run_of_one(words, tmp_path):
+    """BEHAVIOUR 4, with dropout: the same losses to 1e-6, one folder, and nothing said twice."""
+    given = ("model=gpt", "task=clm", "data.micro_batch_size=2", "trainer.accelerator=cpu")
+    one = command(*words(tmp_path / "one", *given))
+    two = command(*words(tmp_path / "two", *given, "trainer=ddp"))
+    assert one.returncode == 0, one.stderr
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("run folder") == 1 and two.stdout.count("Prompts") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    for a, b in zip(rows(tmp_path / "one"), rows(tmp_path / "two"), strict=True):
+        for column in ("train/loss", "val/loss", "grad_norm"):
+            assert a[column] == b[column] == "" or float(a[column]) == pytest.approx(float(b[column]), abs=1e-6), column
+        assert a["tokens"] == b["tokens"]
+    (weights, others) = (lmzoo.load(tmp_path / name).state_dict() for name in ("one", "two"))
+    assert list(weights) == list(others)
+    assert all(torch.allclose(value, others[key], atol=1e-5) for key, value in weights.items())
+
+
+@pytest.mark.slow
+def test_a_sweep_of_two_jobs_under_two_ranks(words, tmp_path, monkeypatch):
+    """BEHAVIOUR 34: two folders, two wandb runs with ids of their own, the third job's mistake its own."""
+    monkeypatch.chdir(tmp_path)
+    given = words("sweep", "task=clm", "trainer=ddp", "trainer.max_steps=2", "logger.wandb.mode=offline")
+    done = command("-m", *given, "model=gpt,llama,bert")
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("lmzoo:")] != []
+    folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
+    assert [folder.name for folder in folders] == ["0-gpt", "1-llama", "2-bert"]
+    ids = set()
+    for folder in folders[:2]:
+        assert len(rows(folder)) == 2
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        assert config["run_dir"] == str(folder)
+        ids |= {path.name.rpartition("-")[2] for path in (folder / "wandb").glob("offline-run-*")}
+    assert len(ids) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "task"), [("bert", "mlm"), ("t5", "span_corruption"), ("llama", "clm")])
+def test_every_family_trains_and_is_fine_tuned(words, tmp_path, model, task):
+    given = words(tmp_path / "run", f"model={model}", f"task={task}", "tokenizer.vocab_size=600")
+    _, metrics = lmzoo.fit(lmzoo.compose(*given))
+    assert 0 < metrics["val/loss"] < 8
+    labelled = tmp_path / "labelled.csv"
+    labelled.write_text("text,label\n" + "".join(f"the {animal} sat {i} times,{animal}\n" for i in range(40)
+                                                 for animal in ("cat", "dog")), encoding="utf-8")  # fmt: skip
+    given = ["task=classification", f"init_from={tmp_path / 'run'}", "data=csv", f"data.path={labelled}",
+             f"run_dir={tmp_path / 'tuned'}", "data.batch_size=8", "trainer.max_steps=2", "trainer.precision=32-true",
+             "logger.wandb.mode=disabled"]  # fmt: skip
+    tuned, metrics = lmzoo.fit(lmzoo.compose(*given))
+    assert 0 <= metrics["val/accuracy"] <= 1
+    assert plain(tuned.config)["head"]["n_classes"] == 2
+    assert lmzoo.load(tmp_path / "tuned").config == tuned.config
