@@ -125,12 +125,13 @@ def compile_blocks(net) -> None:
 def build_trainer(config: DictConfig, steps: int):
     """Lightning's Trainer: every word of `config.trainer` stands here, all intervals in optimizer steps."""
     from lightning import Trainer
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from .callbacks import AtomicIO
 
     quiet()
     words = config.trainer
-    return Trainer(
+    options = dict(
         accelerator=words.accelerator,
         strategy=words.strategy,
         devices=plain(words.devices),
@@ -153,6 +154,10 @@ def build_trainer(config: DictConfig, steps: int):
         enable_progress_bar="progress" in config.callbacks,
         enable_checkpointing="checkpoints" in config.callbacks,
     )
+    try:
+        return Trainer(**options)
+    except (MisconfigurationException, ValueError, TypeError) as error:
+        raise UserError(f"trainer: {checks.one_line(error)}") from error
 
 
 def report(metrics: Mapping[str, float], xz: float | None = None) -> str:

@@ -18,7 +18,8 @@ from .errors import UserError
 HYDRA_WORDS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
 # words of a node that its owner reads and takes away before the target is called
 OWNERS_WORDS = {"task": {"family", "head"}}
-NUMBERS = {"int": int, "float": (int, float), "str": str, "bool": bool}
+LISTS = ("list", "tuple", "Sequence")
+PLAIN = {"int": int, "float": (int, float), "str": str, "bool": bool}
 
 
 def nearest(word: str, words) -> str:
@@ -65,11 +66,12 @@ def misfit(value, annotation: str | None) -> str | None:
         return None
     options = split(annotation)
     if isinstance(value, dict):  # a recipe fits everything but plain values
-        return None if set(options) - set(NUMBERS) - {"None"} else english(options)
+        return None if set(options) - set(PLAIN) - {"None"} else english(options)
     return None if any(fits(value, option) for option in options) else english(options)
 
 
 def fits(value, option: str) -> bool:
+    """Whether a plain value can be what one alternative of an annotation says; True where that can't be known."""
     head, _, inner = option.partition("[")
     if option == "None":
         return value is None
@@ -77,19 +79,21 @@ def fits(value, option: str) -> bool:
         return value in ast.literal_eval(f"[{inner}")
     if head.endswith("Tensor"):
         return False
-    if head in ("list", "tuple", "Sequence"):
+    if head in LISTS:
         return isinstance(value, list)
-    if option in NUMBERS:
-        return isinstance(value, NUMBERS[option]) and (option == "bool" or not isinstance(value, bool))
+    if option in PLAIN:
+        return isinstance(value, PLAIN[option]) and (option == "bool" or not isinstance(value, bool))
     return True
 
 
 def split(annotation: str) -> list[str]:
     """The alternatives of `A | B | None`, as text."""
+
     def walk(node):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return walk(node.left) + walk(node.right)
         return [ast.unparse(node)]
+
     try:
         return walk(ast.parse(annotation, mode="eval").body)
     except SyntaxError:
@@ -97,10 +101,15 @@ def split(annotation: str) -> list[str]:
 
 
 def english(options: list[str]) -> str:
+    """`a whole number or null` for ["int", "None"]."""
     names = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "None": "null"}
-    return " or ".join(names.get(option) or ("a list" if option.startswith(("list", "tuple")) else
-                                             "one of " + option[8:-1] if option.startswith("Literal") else option)
-                       for option in options)
+    names |= dict.fromkeys(LISTS, "a list")
+
+    def name(option: str) -> str:
+        head, _, inner = option.partition("[")
+        return f"one of {inner[:-1]}" if head == "Literal" else names.get(head, option)
+
+    return " or ".join(map(name, options))
 
 
 # --- signatures: {parameter: annotation as text, or None}; the whole is None where any word is taken

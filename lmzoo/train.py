@@ -77,6 +77,7 @@ def assemble(config: DictConfig):
     earlier = checkpoint.read(config.ckpt)["lmzoo"] if config.ckpt else {}
     source = load(config.init_from) if config.init_from and not earlier else None
     parts.check_net(config)
+    parts.build_trainer(config, steps=1)  # for the mistakes in its words, before any long work
     tokenizer = parts.build_tokenizer(config, source, earlier)
     store = data.prepare(config, tokenizer)
     config.model = parts.model_config(config, store.labels)

@@ -100,6 +100,9 @@ NET_MISTAKES = [
     (("model.norm.eps=small",), "model.norm.eps='small' should be a number"),
     (("optim.optimizer.betta=1",), "optim.optimizer.betta: AdamW has no such word; did you mean betas?"),
     (("trainer.precision=16-mixed", "trainer.accelerator=cpu"), "trainer.precision=16-mixed: a CPU has no fp16"),
+    (("trainer.strategy=dpp",), "trainer: You selected an invalid strategy name: `strategy='dpp'`"),
+    (("trainer.precision=17",), "trainer: Precision '17' is invalid"),
+    (("trainer.max_time=soon",), "is not a valid duration"),
 ]
 
 
