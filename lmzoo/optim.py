@@ -1,8 +1,8 @@
 """Which parameters decay, the optimizer, and the learning rate as a plain function of the step.
 
 Weight decay is for the matrices that multiply activations. Norm gains and biases (fewer than two dimensions) are not
-decayed; embeddings are, as in BERT (Devlin et al. 2018, arXiv 1810.04805) and GPT-2/3, whose recipes spare only norms
-and biases. AdamW: Loshchilov and Hutter 2017, arXiv 1711.05101.
+decayed; embeddings are, as in BERT (Devlin et al. 2018, arXiv:1810.04805) and GPT-2/3, whose recipes spare only norms
+and biases. AdamW: Loshchilov and Hutter 2017, arXiv:1711.05101.
 
 A schedule is `f(step, total_steps, ...) -> multiplier of the base learning rate`, where `step` counts the optimizer
 steps already taken (0 for the first). Having no state, it needs no place in a checkpoint.
@@ -68,7 +68,7 @@ def linear(
 def cosine(
     step: int, total_steps: int, warmup_steps: int | None = None, warmup_fraction: float = 0.0, end: float = 0.0
 ) -> float:
-    """Linear warm-up, then half a cosine from 1 to `end` (Loshchilov and Hutter 2016, arXiv 1608.03983, one cycle)."""
+    """Linear warm-up, then half a cosine from 1 to `end` (Loshchilov and Hutter 2016, arXiv:1608.03983, one cycle)."""
     warmup = _warmup(total_steps, warmup_steps, warmup_fraction)
     if step < warmup:
         return _ramp(step, warmup)
@@ -76,7 +76,7 @@ def cosine(
 
 
 def inverse_sqrt(step: int, total_steps: int, warmup_steps: int | None = None, warmup_fraction: float = 0.0) -> float:
-    """min(n / w, sqrt(w / n)) for the n-th step and w warm-up steps (Vaswani et al. 2017, arXiv 1706.03762, eq. 3).
+    """min(n / w, sqrt(w / n)) for the n-th step and w warm-up steps (Vaswani et al. 2017, arXiv:1706.03762, eq. 3).
 
     The paper's rate is d_model^-0.5 * min(n^-0.5, n * w^-1.5): this, times the peak (d_model * w)^-0.5.
     """

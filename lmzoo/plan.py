@@ -1,6 +1,6 @@
 """What a run will take, before it starts: parameters by part, tokens, steps, arithmetic, about what time and memory.
 
-Arithmetic is counted as in PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B): training takes 6 FLOPs for each
+Arithmetic is counted as in PaLM (Chowdhery et al. 2022, arXiv:2204.02311, appendix B): training takes 6 FLOPs for each
 weight that multiplies a token, plus 12 * n_heads * d_head * length per layer for attention's scores and sums. A head
 works on targets only, a shared layer as often as it is used. Utilisation (MFU) is that over what the device can do.
 """

@@ -1,6 +1,6 @@
 """Classification of whole texts, one label each: what a pretrained net is fine-tuned for.
 
-An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv 1810.04805), a decoder at its last kept token
+An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.04805), a decoder at its last kept token
 (GPT: Radford et al. 2018), an encoder-decoder at its decoder's only state when that is fed the start token. The net's
 head is a `lmzoo.blocks.head.Classifier`.
 """

@@ -1,10 +1,10 @@
-"""Masked language modelling: restore tokens from both sides (BERT: Devlin et al. 2018, arXiv 1810.04805).
+"""Masked language modelling: restore tokens from both sides (BERT: Devlin et al. 2018, arXiv:1810.04805).
 
 Of the row's ordinary tokens 15 % are chosen; of these 80 % become the mask token, 10 % a random token, 10 % stay.
 As in BERT's own data code the number chosen is exact, max(1, round(rate * n)), so every row has a target; each choice
 of that size is equally likely, and what happens to a chosen token is drawn independently. Masks are new in each epoch
-(RoBERTa: Liu et al. 2019, arXiv 1907.11692). Under whole-word masking all pieces of a word share one decision (BERT's
-release of May 2019; for Chinese: Cui et al. 2019, arXiv 1906.08101).
+(RoBERTa: Liu et al. 2019, arXiv:1907.11692). Under whole-word masking all pieces of a word share one decision (BERT's
+release of May 2019; for Chinese: Cui et al. 2019, arXiv:1906.08101).
 """
 
 from collections.abc import Sequence

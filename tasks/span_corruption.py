@@ -1,4 +1,4 @@
-"""Span corruption: name what was cut out of a text (T5: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4).
+"""Span corruption: name what was cut out of a text (T5: Raffel et al. 2019, arXiv:1910.10683, section 3.1.4).
 
 15 % of a row's tokens are noise, in spans of 3 on average. Each span is replaced by a sentinel; the target lists the
 sentinels with what they stand for. Both end in eos, as in T5. The first span is <extra_id_0>:

@@ -4,12 +4,12 @@ import math
 
 import pytest
 import torch
-from models import ids, make
 from torch import nn
 
 from lmzoo.blocks.attention import Additive, Attention, GroupedQuery, choose_backend
 from lmzoo.blocks.layout import Layout
 from lmzoo.blocks.position import Alibi, Buckets, Position, Rotary
+from models import ids, make
 
 SIZES = {"d_model": 16, "n_heads": 4, "d_head": 4}
 PLACE = {**SIZES, "max_len": 32}

@@ -9,7 +9,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import ranks
 import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import LambdaCallback
@@ -20,6 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+import ranks
 from lmzoo.blocks.loss import cross_entropy
 
 VOCABULARY, LENGTH = 13, 6

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from models import POSITIONS, attention, ids, make
 
 from lmzoo.blocks.cache import Cache, KeyValues
+from models import POSITIONS, attention, ids, make
 
 LENGTH = 11
 CUTS = {"prefill": [LENGTH], "steps": [1] * LENGTH, "chunks": [4, 1, 3, 1, 2], "prompt and steps": [6, 1, 1, 1, 1, 1]}

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import config
 from omegaconf import OmegaConf
 from torch import nn
 
 import lmzoo
 from lmzoo import UserError, checkpoint
 from lmzoo.tokenizer import byte
+from models import config
 
 
 def part(target: str, **settings) -> dict:

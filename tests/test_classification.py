@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-import models
 import numpy as np
 import pytest
-import ranks
 import torch
 from lightning import LightningDataModule, Trainer
 from lmzoo.tasks.classification import Classification, Labelled
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+import models
+import ranks
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
 

@@ -4,13 +4,13 @@ import math
 from functools import partial
 from types import SimpleNamespace
 
-import models
 import numpy as np
 import pytest
 import torch
 from lmzoo.tasks.clm import CausalLM, Shift
 from torch.nn import functional as F
 
+import models
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, train_unigram
 

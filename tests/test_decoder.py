@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from models import POSITIONS, attention, ids, make
 
 ATTENTIONS = {name: name for name in ("multi_head", "grouped_query", "multi_query", "qk_norm", "t5", "additive")}

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from models import POSITIONS, attention, ids, make
 
 from lmzoo.decoding import choose, generate
 from lmzoo.errors import UserError
+from models import POSITIONS, attention, ids, make
 
 NETS = {
     **{f"gpt {name}": ("gpt", {"position": name}) for name in POSITIONS},

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from models import POSITIONS, ids, make
 
 

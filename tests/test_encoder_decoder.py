@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from models import POSITIONS, ids, make
 
 from lmzoo.blocks.position import Buckets
+from models import POSITIONS, ids, make
 
 CROSS = ["t5", "multi_head", "additive"]
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from hydra.utils import instantiate
+
 from models import read
 
 

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
-from models import make
 from torch import nn
 
 from lmzoo.blocks.cache import Cache
 from lmzoo.errors import UserError
 from lmzoo.filling import fill_masks, fill_spans
 from lmzoo.tokenizer import byte, train_bpe
+from models import make
 
 TOKENIZER = byte([], 400)
 

@@ -5,12 +5,12 @@ import pickle
 
 import pytest
 import torch
-from models import config, ids, logits, make
 from torch import nn
 
 from lmzoo.blocks.embed import Embed
 from lmzoo.blocks.head import Classifier, Linear, Masked, Pooler, Tied
 from lmzoo.checkpoint import build
+from models import config, ids, logits, make
 
 HIDDEN = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 TIED = ["gpt", "bert", "t5_v1_0", "transformer"]

@@ -1,11 +1,11 @@
 """The same logits, gradients and greedy answers as transformers' own models, both ways, and what is refused."""
 
-import models
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 import lmzoo
+import models
 from lmzoo import hf
 from lmzoo.errors import UserError
 from lmzoo.hf import architectures, weights

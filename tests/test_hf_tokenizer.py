@@ -2,9 +2,9 @@
 
 import json
 
-import models
 import pytest
 
+import models
 from lmzoo import hf, tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from models import config, ids, logits
 
 from lmzoo.checkpoint import build
+from models import config, ids, logits
 
 SIZES = {"d_model": 64, "n_layers": 3, "n_heads": 4, "d_ff": 128, "max_len": 64, "vocab_size": 500}
 

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-from small_run import At, rows, run
 
 from lmzoo import checkpoint
 from lmzoo.callbacks import Metrics
 from lmzoo.callbacks.metrics import Table
+from small_run import At, rows, run
 
 
 @pytest.fixture(scope="module")

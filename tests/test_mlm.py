@@ -2,13 +2,13 @@
 
 from functools import partial
 
-import models
 import numpy as np
 import pytest
 import torch
 from lmzoo.tasks.mlm import MaskedLM, Masking
 from torch.nn import functional as F
 
+import models
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, train_unigram
 

@@ -6,12 +6,12 @@ from itertools import product
 import pytest
 import torch
 from hydra.utils import get_object
-from models import FAMILIES, POSITIONS, TINY, attention, config, ids, logits, make, read
 from omegaconf import OmegaConf
 
 from lmzoo.checkpoint import build
 from lmzoo.config import compose
 from lmzoo.models import Decoder, Encoder, EncoderDecoder
+from models import FAMILIES, POSITIONS, TINY, attention, config, ids, logits, make, read
 
 ATTENTIONS = ["multi_head", "no_bias", "grouped_query", "multi_query", "qk_norm", "sliding_window", "t5", "additive"]
 FFNS = ["relu", "relu_no_bias", "gelu", "gelu_tanh", "squared_relu", "swiglu", "geglu", "reglu"]

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from models import config, make
 from torch.utils.flop_counter import FlopCounterMode
 
 import lmzoo
 from lmzoo import plan as planning
 from lmzoo.plan import Plan, count_flops, count_parameters, count_steps, find_peak, measure, part_of, plan
+from models import config, make
 
 GPT2 = {"d_model": 768, "n_layers": 12, "n_heads": 12, "d_ff": 3072, "max_len": 1024}
 WORDS = {"max_steps": None, "max_tokens": None, "max_epochs": None}

@@ -3,9 +3,8 @@
 import re
 import sys
 
-from small_run import run
-
 from lmzoo.callbacks import Progress
+from small_run import run
 
 
 def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, capsys):

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import small_run
 import torch
 from lightning.pytorch import Callback
-from small_run import At, names, rows, run, score
 
+import small_run
 from lmzoo import checkpoint
+from small_run import At, names, rows, run, score
 
 
 @pytest.fixture(scope="module")

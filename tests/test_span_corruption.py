@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import models
 import numpy as np
 import pytest
 import torch
@@ -10,6 +9,7 @@ from lmzoo.tasks.base import generator
 from lmzoo.tasks.span_corruption import Corruption, SpanCorruption, segments
 from torch.nn import functional as F
 
+import models
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, train_bpe, train_unigram
 

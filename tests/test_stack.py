@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from models import CONF, FAMILIES, attention, config, ids, logits, make
 from torch.utils.checkpoint import checkpoint
 
 from lmzoo.blocks.position import Alibi, Rotary
 from lmzoo.checkpoint import build
 from lmzoo.errors import UserError
+from models import CONF, FAMILIES, attention, config, ids, logits, make
 
 EVERY = ["gpt", "llama", "bert", "t5", "t5_v1_0", "transformer"]
 

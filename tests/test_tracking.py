@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from small_run import rows, run
 
 from lmzoo import checkpoint
 from lmzoo.callbacks import Wandb
+from small_run import rows, run
 
 
 def records(path: Path):

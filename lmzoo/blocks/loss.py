@@ -2,8 +2,8 @@
 
 The head runs on the target rows only, a chunk of them at a time; with more than one chunk the logits of each are
 thrown away and computed again in the backward pass, so memory grows with the chunk and not with the batch. The label
-smoothing is that of Szegedy et al. 2015 (arXiv 1512.00567), the z-loss that of PaLM (Chowdhery et al. 2022,
-arXiv 2204.02311).
+smoothing is that of Szegedy et al. 2015 (arXiv:1512.00567), the z-loss that of PaLM (Chowdhery et al. 2022,
+arXiv:2204.02311).
 """
 
 from collections.abc import Callable
