@@ -3,15 +3,13 @@
 python -m lmzoo.tools.count model=gpt size=base
 """
 
-import argparse
-import sys
-
 import torch
+from lmzoo.tools import answer, parser
 from torch import nn
 
-from .. import UserError, build, compose
-from ..checks import groups, model_family
-from ..plan import BYTES_PER_WEIGHT, count_flops, count_parameters, line, size
+from lmzoo import build, compose
+from lmzoo.checks import groups, model_family
+from lmzoo.plan import BYTES_PER_WEIGHT, count_flops, count_parameters, line, size
 
 TASKS = {"decoder": "clm", "encoder": "mlm", "encoder-decoder": "span_corruption"}  # any that fits the family
 
@@ -46,13 +44,9 @@ def table(net: nn.Module) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=bert size=base ...")
-    try:
-        print(count(*parser.parse_args().words))
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = parser(__doc__)
+    arguments.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=bert size=base ...")
+    answer(count, *arguments.parse_args().words)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 python -m lmzoo.tools.inspect_data model=gpt task=clm data=text data.path='books/*.txt' --rows 3
 """
 
-import argparse
-import sys
-
 import numpy as np
+from lmzoo.tools import answer, parser
 
 from lmzoo import UserError, compose, data
 from lmzoo.data.packing import Rows
@@ -44,17 +42,13 @@ def histogram(split: Split) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=... task=... data=...")
-    parser.add_argument("--split", default="train", help="train, val or test")
-    parser.add_argument("--rows", type=int, default=3, help="how many rows to show")
-    parser.add_argument("--verify", action="store_true", help="read the whole store and compare its checksums")
-    arguments = parser.parse_args()
-    try:
-        print(inspect(arguments.words, arguments.split, arguments.rows, arguments.verify))
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = parser(__doc__)
+    arguments.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=... task=...")
+    arguments.add_argument("--split", default="train", help="train, val or test")
+    arguments.add_argument("--rows", type=int, default=3, help="how many rows to show")
+    arguments.add_argument("--verify", action="store_true", help="read the whole store and compare its checksums")
+    given = arguments.parse_args()
+    answer(inspect, given.words, given.split, given.rows, given.verify)
 
 
 if __name__ == "__main__":

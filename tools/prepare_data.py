@@ -3,10 +3,9 @@
 python -m lmzoo.tools.prepare_data model=gpt task=clm data=text data.path='books/*.txt'
 """
 
-import argparse
-import sys
+from lmzoo.tools import answer, parser
 
-from lmzoo import UserError, compose, data
+from lmzoo import compose, data
 
 
 def prepare(words: list[str]) -> str:
@@ -25,13 +24,9 @@ def prepare(words: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=... task=... data=...")
-    try:
-        print(prepare(parser.parse_args().words))
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = parser(__doc__)
+    arguments.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=... task=...")
+    answer(prepare, arguments.parse_args().words)
 
 
 if __name__ == "__main__":

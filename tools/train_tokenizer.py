@@ -3,12 +3,12 @@
 python -m lmzoo.tools.train_tokenizer my.json tokenizer=unigram data=text data.path='books/*.txt'
 """
 
-import argparse
-import sys
 from itertools import islice
 from pathlib import Path
 
-from lmzoo import UserError, compose, data
+from lmzoo.tools import answer, parser
+
+from lmzoo import compose, data
 from lmzoo.data.preparation import sample
 
 
@@ -27,15 +27,11 @@ def train(file: Path, words: list[str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path, help="the tokenizer.json to write")
-    parser.add_argument("words", nargs="*", metavar="word=value", help="as for training: tokenizer=... data=...")
-    arguments = parser.parse_args()
-    try:
-        print(train(arguments.file, arguments.words))
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = parser(__doc__)
+    arguments.add_argument("file", type=Path, help="the tokenizer.json to write")
+    arguments.add_argument("words", nargs="*", metavar="word=value", help="as for training: tokenizer=... data=...")
+    given = arguments.parse_args()
+    answer(train, given.file, given.words)
 
 
 if __name__ == "__main__":

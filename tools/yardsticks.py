@@ -8,17 +8,16 @@ corruption stands the unigram model of their targets, beside the latter also its
 reads the encoder's output for another row. Counts are of one epoch of training, each with one added for every token.
 """
 
-import argparse
 import math
-import sys
 
 import numpy as np
 import torch
+from lmzoo.tools import answer, parser
 
-from .. import UserError, compose
-from ..blocks.loss import IGNORED
-from ..checkpoint import read, weights
-from ..train import assemble
+from lmzoo import compose
+from lmzoo.blocks.loss import IGNORED
+from lmzoo.checkpoint import read, weights
+from lmzoo.train import assemble
 
 MASSES = (1, 3, 10, 30, 100, 300, 1000)
 
@@ -47,6 +46,11 @@ def yardsticks(run: str) -> list[tuple[str, float, str]]:
     if data.xz_bits_per_byte is not None:
         rows.append(("xz", data.xz_bits_per_byte, "bits per byte"))
     return rows
+
+
+def table(run: str) -> str:
+    """The yardsticks of a run, a line each."""
+    return "\n".join([run, *(f"  {what:<38}{value:8.3f} {unit}" for what, value, unit in yardsticks(run))])
 
 
 def loss(task, batches) -> float:
@@ -90,16 +94,10 @@ def bigram(before: np.ndarray, seen: np.ndarray, context: np.ndarray, held_out: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or a checkpoint file")
-    try:
-        for run in parser.parse_args().runs:
-            print(run)
-            for what, value, unit in yardsticks(run):
-                print(f"  {what:<38}{value:8.3f} {unit}")
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
-        sys.exit(2)
+    arguments = parser(__doc__)
+    arguments.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, or a checkpoint file")
+    for run in arguments.parse_args().runs:
+        answer(table, run)
 
 
 if __name__ == "__main__":
