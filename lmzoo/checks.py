@@ -2,7 +2,7 @@
 error of composing as one line that names the word and the nearest right one."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +17,7 @@ from .signatures import nearest
 
 CONF = Path(str(files("lmzoo.conf")))
 TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+INNER = {"hydra", "published", "recipe"}  # what a user has no need to type
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -49,6 +50,16 @@ def check_options(choices: Mapping) -> None:
     for group, option in choices.items():
         if str(option).startswith("_") and group in groups():
             raise UserError(f"{group}={option}: there is no such option{nearest(option, groups()[group])}")
+
+
+def check_typed(words: Sequence[str]) -> None:
+    """Refuse a group that is typed without an option, or that follows from the others."""
+    for word in words:
+        group, equals, option = word.partition("=")
+        if group in ("published", "recipe"):
+            raise UserError(f"{word}: this follows from model=, task= and size=; choose by those")
+        if equals and group in groups() and (option in ("", "null") or option.isdigit()):
+            raise UserError(f"{word}: there is no such option{nearest(option, groups()[group])}")
 
 
 def check_size(model: str | None, size: str) -> None:
@@ -128,8 +139,9 @@ def misspelt(error: Exception, cause: Exception) -> str:
     if word in groups():
         return (f"{word}: nothing is chosen whose part this could be, as model=NAME; "
                 "with ckpt= or init_from= the parts are the checkpoint's")
-    if "." not in word:
-        words += groups()
+    first, at_root = word.partition(".")[0], isinstance(parent, DictConfig) and parent._get_parent() is None
+    if first not in words and ("." not in word or at_root):
+        return f"{word}: there is no such word{nearest(first, {*words, *groups()} - INNER)}"
     return f"{word}: there is no such word{nearest(word.rpartition('.')[2], words)}"
 
 

@@ -24,7 +24,7 @@ from .runs import finish
 from .schema import register
 
 RANK_CONFIG = "LMZOO_RANK_CONFIG"  # in the environment of a process that is handed its parent's resolved config
-MISTAKES = (UserError, HydraException, OmegaConfBaseException)
+MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)  # OSError: what the disk refuses
 
 
 def compose(*overrides: str) -> DictConfig:
@@ -35,6 +35,7 @@ def compose(*overrides: str) -> DictConfig:
     register()
     try:
         with hydra.initialize_config_module("lmzoo.conf", version_base="1.3"):
+            checks.check_typed(overrides)
             composed = hydra.compose("train", prepared(overrides), return_hydra_config=True)
         settings = composed.hydra
         with open_dict(composed):
@@ -67,11 +68,15 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
         elif {"-h", "--help"} & set(sys.argv[1:]):
             print(manual(name, sys.modules[job.__module__].__doc__))
         else:
+            checks.check_typed(sys.argv[1:])
             sys.argv[1:] = prepared(sys.argv[1:])
             hydra.main(config_path="pkg://lmzoo.conf", config_name=name, version_base="1.3")(once)()
     except MISTAKES as error:
         print(f"lmzoo: {checks.explain(error)}", file=sys.stderr)
         failed.append(2)
+    except KeyboardInterrupt:
+        print("lmzoo: interrupted", file=sys.stderr)
+        failed.append(130)
     if failed:
         sys.exit(failed[0])
 

@@ -22,7 +22,7 @@ def settled(config: DictConfig) -> DictConfig:
         config = load_config(os.environ[RANK_CONFIG])
     config = restore(plain(config))
     folder = Path(config.run_dir)
-    if on_first_rank() and not config.ckpt and (folder / "metrics.csv").exists():
+    if on_first_rank() and not config.ckpt and (folder / "checkpoints" / "MANIFEST.json").exists():
         raise UserError(f"run_dir={folder} holds a run already: go on with it by ckpt={folder}, or take another")
     signatures.check(plain(config), imported=True)
     config.trainer.precision = precision(config.trainer.precision, config.trainer.accelerator)
@@ -79,6 +79,8 @@ def model_config(config: DictConfig, labels: list[str] | None) -> dict:
         return model
     if not labels:
         raise UserError("this task needs labels, and the data has none: name their column, data.label_column=NAME")
+    if len(labels) < 2:
+        raise UserError(f"every text has the label {labels[0]!r}: a task of classes needs two or more")
     head = plain(config.task.head)
     if head.get("pool") == "auto":  # where each family's pretraining gathers what it knows of the row
         head["pool"] = "first" if checks.family(model) == "encoder" else "last"

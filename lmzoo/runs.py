@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from . import checks, signatures
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
+from .ranges import check_ranges
 from .schema import SCHEMAS
 
 # what may be changed of a run that is resumed, and of a net that comes from a checkpoint
@@ -42,8 +43,12 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     if name == "evaluate":
         return measured(composed, words, choices)
     if composed.ckpt is not None:
-        return last_length_wins(resumed(composed, words, choices), words)
-    config = started(composed, words, choices)
+        config = last_length_wins(resumed(composed, words, choices), words)
+    else:
+        config = started(composed, words, choices)
+    check_ranges(plain(config))
+    if composed.ckpt is not None:
+        return config
     if settings.mode is not None and settings.mode.name == "MULTIRUN":
         config.run_dir = escaped(settings.runtime.output_dir)
     elif config.run_dir is None:

@@ -49,6 +49,9 @@ def train(config: DictConfig):
     """
     config = parts.settled(config)
     task, module = assemble(config)
+    if task.first_step >= task.total_steps:
+        raise UserError(f"ckpt={config.ckpt}: that run has taken all its {task.first_step} steps: "
+                        "give a larger trainer.max_steps to go on")
     with run_folder(config, task.tokenizer) as folder:
         trainer = parts.build_trainer(config, task.total_steps)
         say(f"{task.plan.table()}\nrun folder: {folder}")
@@ -74,12 +77,16 @@ def assemble(config: DictConfig):
     from . import checkpoint, data, load
     from .plan import count_steps, plan
 
-    earlier = checkpoint.read(config.ckpt)["lmzoo"] if config.ckpt else {}
+    state = checkpoint.read(config.ckpt) if config.ckpt else {}
+    earlier = state.get("lmzoo", {})
     source = load(config.init_from) if config.init_from and not earlier else None
     parts.check_net(config)
     parts.build_trainer(config, steps=1)  # for the mistakes in its words, before any long work
     tokenizer = parts.build_tokenizer(config, source, earlier)
     store = data.prepare(config, tokenizer)
+    if earlier.get("store", store.folder.name) != store.folder.name:
+        raise UserError(f"ckpt={config.ckpt}: its data has changed since (data.path={config.data.path}), so its run "
+                        "cannot go on; init_from= starts a new one from its weights")
     config.model = parts.model_config(config, store.labels)
 
     torch.manual_seed(config.seed)
@@ -93,11 +100,13 @@ def assemble(config: DictConfig):
         "config": plain(config),
         "tokenizer": tokenizer.json,
         "labels": store.labels,
+        "store": store.folder.name,
         "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
         "version": version("lmzoo"),
     }
     module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed)
     task.total_steps = count_steps(config.trainer, module)
+    task.first_step = state.get("global_step", 0)
     task.plan = plan(net, config, module, task, steps=task.total_steps)
     if config.trainer.overfit:
         repeat_first_window(module, task.total_steps)
@@ -154,9 +163,11 @@ def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
 
 
 def leave_if_preempted(trainer) -> None:
-    """Exit with the code that asks for a rerun where a signal has cut the run short."""
+    """Exit with the code that asks for a rerun where a signal has cut the run short, saying how to go on."""
     for callback in trainer.callbacks:
         if getattr(callback, "preempted", False):
+            folder = trainer.default_root_dir
+            say(f"stopped by a signal after step {trainer.global_step}, saved: python -m lmzoo.train ckpt={folder}")
             parts.end(trainer)
             sys.exit(callback.exit_code if trainer.is_global_zero else 0)
 

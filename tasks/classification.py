@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
-from ..blocks.loss import cross_entropy
+from ..blocks.loss import IGNORED, cross_entropy
 from ..errors import UserError
 from .base import Task, kept, stack, wrap
 
@@ -58,6 +58,9 @@ class Classification(Task):
         self.labels = self.identity["labels"] = list(data.labels)  # a checkpoint names its classes
         if len(self.labels) != n_classes:
             raise UserError(f"the data has {len(self.labels)} labels, but the model's head has {n_classes} classes")
+        for name, rows in data.rows.items():
+            if rows.split.n_unlabelled:
+                raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
         self.accuracy = MulticlassAccuracy(n_classes, average="micro")
         self.f1 = MulticlassF1Score(n_classes, average="macro")
         cut = [f"{rows.n_cut:,} tokens of {split}" for split, rows in data.rows.items() if rows.n_cut]
@@ -93,8 +96,10 @@ class Classification(Task):
         """Count the batch in the metrics; returns its logits (B, n_classes)."""
         logits, labels = self.logits(batch), batch["labels"]
         self.add(cross_entropy(nn.Identity(), logits, labels))
-        self.accuracy.update(logits, labels)
-        self.f1.update(logits, labels)
+        kept = labels != IGNORED  # a filler keeps none
+        if kept.any():
+            self.accuracy.update(logits[kept], labels[kept])
+            self.f1.update(logits[kept], labels[kept])
         return logits
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
@@ -116,6 +121,7 @@ class Classification(Task):
                 },
             )
             for sample, ids, label, row in zip(*columns, logits.softmax(-1).tolist(), strict=True)
+            if label != IGNORED
         ]
 
     def on_test_epoch_end(self) -> None:

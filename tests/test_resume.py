@@ -164,3 +164,27 @@ def test_two_ranks_go_on_as_one(whole, words, tmp_path):
     assert done.returncode == 0, done.stderr
     lmzoo.fit(lmzoo.compose(f"ckpt={folder}", "trainer.strategy=auto", "trainer.devices=1", "trainer.max_steps=5"))
     assert [row["tokens"] for row in rows(folder)] == [row["tokens"] for row in rows(whole)[:5]]
+
+
+def test_a_finished_run_is_left_as_it_is(whole, words):
+    before = {file.name: file.read_bytes() for file in whole.iterdir() if file.is_file()}
+    with pytest.raises(UserError, match="has taken all its 8 steps: give a larger trainer.max_steps"):
+        lmzoo.fit(lmzoo.compose(f"ckpt={whole}"))
+    assert before == {file.name: file.read_bytes() for file in whole.iterdir() if file.is_file()}
+
+
+def test_a_corpus_that_has_changed_is_refused(words, tmp_path, corpus):
+    text = tmp_path / "text.txt"
+    text.write_bytes(corpus.read_bytes())
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", f"data.path={text}")))
+    with text.open("a") as file:
+        file.write("\n\none more document")
+    with pytest.raises(UserError, match="its data has changed since"):
+        lmzoo.fit(lmzoo.compose(f"ckpt={tmp_path / 'run'}", "trainer.max_steps=9"))
+
+
+def test_a_run_that_left_no_checkpoint_starts_anew(words, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.csv").write_text("step,epoch,tokens,train/loss\n3,0.1,99,5.0\n")
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm")))
+    assert [int(row["step"]) for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]

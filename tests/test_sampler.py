@@ -98,3 +98,9 @@ def test_splitting_a_batch():
             split_batch(32, size, 1)
     with pytest.raises(UserError, match="data.batch_size=0"):
         split_batch(0, None, 1)
+
+
+def test_a_rank_beyond_the_last_batch_reads_a_filler():
+    shares = [list(Batches(5, 3, rank, 4)) for rank in range(4)]
+    assert [[(micro.rows.tolist(), micro.filler) for micro in share] for share in shares] == [
+        [([0, 1, 2], False)], [([3, 4], False)], [([0, 1, 2], True)], [([0, 1, 2], True)]]

@@ -44,7 +44,7 @@ class Progress(TQDMProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Mapping, *_: object) -> None:
         self.tokens += int(outputs["tokens"])
-        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.global_step == 1:
+        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.global_step == 1 or last_step(trainer):
             self.shown["loss"] = f"{float(outputs['loss']):.3f}"
         elapsed = time.perf_counter() - self.started
         self.shown["tokens/s"] = f"{self.tokens / elapsed:,.0f}"

@@ -104,8 +104,8 @@ def _score(name: str) -> float:
 
 
 class Preemption(Callback):
-    """On SIGTERM or SIGUSR1 the step is finished and saved, then training stops; `preempted` tells the command to exit
-    with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough.
+    """On SIGTERM, SIGUSR1 or Ctrl-C the step is finished and saved, then training stops; `preempted` tells the command
+    to exit with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough.
     """
 
     exit_code = 75  # EX_TEMPFAIL
@@ -118,7 +118,7 @@ class Preemption(Callback):
     def on_train_start(self, trainer: Trainer, *_: object) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # Python takes signal handlers from the main thread only
-        for name in ("SIGTERM", "SIGUSR1"):
+        for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
             if number := getattr(signal, name, None):
                 self._earlier[number] = signal.signal(number, self._ask)
 
@@ -137,8 +137,10 @@ class Preemption(Callback):
     def on_exception(self, *_: object) -> None:
         self._restore()
 
-    def _ask(self, *_: object) -> None:
+    def _ask(self, number: int, *_: object) -> None:
         self._asked = True
+        if number == signal.SIGINT:  # a second Ctrl-C does not wait
+            signal.signal(number, self._earlier.pop(number))
 
     def _restore(self) -> None:
         for number, handler in self._earlier.items():

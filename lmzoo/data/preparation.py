@@ -256,7 +256,7 @@ class _Xz:
 
     def bits_per_byte(self) -> float | None:
         train, val = self.texts["train"], self.texts["val"]
-        if not train or not val or sum(map(len, self.texts.values())) >= XZ_MB * 1e6:
+        if not train or not self.n_val or sum(map(len, self.texts.values())) >= XZ_MB * 1e6:
             return None
         with ThreadPoolExecutor(2) as pool:
             alone, both = pool.map(lambda text: len(lzma.compress(text)), (train, train + val))

@@ -85,18 +85,23 @@ class Windows:
 
 
 class Batches:
-    """For validation and test: every row once, in order; of the batches rank r reads r, r + world, ..."""
+    """For validation and test: every row once, in order; of the batches rank r reads r, r + world, ...
+
+    A rank beyond the last batch reads a filler, since no rank may be without one.
+    """
 
     def __init__(self, n_rows: int, micro_batch_size: int, rank: int = 0, world: int = 1):
         self.n_rows, self.micro_batch_size, self.rank, self.world = n_rows, micro_batch_size, rank, world
 
     def __len__(self) -> int:
-        return len(range(self.rank, -(-self.n_rows // self.micro_batch_size), self.world))
+        return max(1, len(range(self.rank, -(-self.n_rows // self.micro_batch_size), self.world)))
 
     def __iter__(self) -> Iterator[Micro]:
         size = self.micro_batch_size
         for number in range(self.rank, -(-self.n_rows // size), self.world):
             yield Micro(number, 0, np.arange(number * size, min((number + 1) * size, self.n_rows)))
+        if self.rank >= -(-self.n_rows // size):
+            yield Micro(self.rank, 0, np.arange(min(size, self.n_rows)), filler=True)
 
 
 def split_batch(batch_size: int, micro_batch_size: int | None, world: int) -> int:

@@ -75,6 +75,11 @@ class Split:
         """Tokens begin..end of the stream, int64 (end - begin,)."""
         return self._tokens[begin:end].astype(np.int64)
 
+    @property
+    def n_unlabelled(self) -> int:
+        """Documents without a class."""
+        return int((self._labels < 0).sum())
+
     def label(self, document: int) -> int | None:
         """The index of a document's class among the store's labels, or None."""
         label = int(self._labels[document])
