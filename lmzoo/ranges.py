@@ -17,9 +17,10 @@ RANGES = [
     (r"model\.(\w+_)?dropout|task\.(label_smoothing|head\.dropout)|schedule\.(warmup_fraction|end)", 0, 1),
     (r"schedule\.warmup_steps|checkpoint\.keep_(last|best)|task\.z_loss|optim\.weight_decay", 0, 10**9),
     (r"checkpoint\.every_n_steps", 1, 10**12),
+    (r"optim\.(lr|clip_norm)", 0, 1000),
     (r"seed", 0, 2**32 - 1),
 ]
-POSITIVE = r"trainer\.max_(tokens|epochs)|tokenizer\.sample_mb|optim\.(lr|clip_norm|optimizer\.eps)|model\.init\.\w+"
+POSITIVE = r"trainer\.max_(tokens|epochs)|tokenizer\.sample_mb|optim\.optimizer\.eps|model\.init\.\w+"
 CHOICES = {
     "data.packing": ("stream", "isolate", "single"),
     "logger.wandb.mode": ("offline", "online", "disabled"),

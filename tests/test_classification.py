@@ -41,10 +41,15 @@ def examples(texts=TEXTS):
         yield {"tokens": tokens, "label": sample % 3, "key": (0, 0, sample)}
 
 
+def held(cut=0, unlabelled=0):
+    """What the task asks of a split's rows."""
+    return SimpleNamespace(n_cut=cut, split=SimpleNamespace(n_unlabelled=unlabelled))
+
+
 class Texts(LightningDataModule):
     """Seven texts in batches of 2, shared out as the real data module does."""
 
-    labels, rows = LABELS, {"test": SimpleNamespace(n_cut=0)}
+    labels, rows = LABELS, {"test": held(cut=0)}
 
     def __init__(self, collator, rank=0, world=1, size=2):
         super().__init__()
@@ -207,10 +212,18 @@ def test_labels_that_are_not_the_heads_are_refused():
 def test_cut_texts_are_counted(tmp_path):
     tested = task()
     data = Texts(tested.collator)
-    data.rows = {"train": SimpleNamespace(n_cut=1234), "test": SimpleNamespace(n_cut=0)}
+    data.rows = {"train": held(cut=1234), "test": held(cut=0)}
     with pytest.warns(UserWarning, match="1,234 tokens of train are not read"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
             tested, datamodule=data, verbose=False)  # fmt: skip
+
+
+def test_texts_without_a_label_are_refused():
+    tested = task()
+    data = Texts(tested.collator)
+    data.rows = {"test": held(unlabelled=3)}
+    with pytest.raises(UserError, match="3 texts of test have no label"):
+        Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
 
 
 if __name__ == "__main__":

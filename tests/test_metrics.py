@@ -33,7 +33,7 @@ def test_throughput_is_tokens_over_elapsed_time_without_validation(tmp_path, mon
     monkeypatch.setattr("lmzoo.callbacks.metrics.time.perf_counter", lambda: clock.now)
     metrics = Metrics(tmp_path, every_n_steps=2)
     trainer = SimpleNamespace(
-        global_step=0, num_training_batches=10, is_global_zero=True, world_size=2, sanity_checking=False,
+        global_step=0, max_steps=10, num_training_batches=10, is_global_zero=True, world_size=2, sanity_checking=False,
         callback_metrics={"val/loss": 1.0}, state=SimpleNamespace(fn="fit"),
     )  # fmt: skip
     monkeypatch.setattr("lmzoo.callbacks.metrics.validation_due", lambda trainer: trainer.global_step == 3)

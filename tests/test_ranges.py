@@ -22,7 +22,7 @@ from lmzoo.ranges import check_ranges
         ("model.dropout=1.5", "model.dropout=1.5 must be between 0 and 1"),
         ("model.attention_dropout=-1", "model.attention_dropout=-1 must be between 0 and 1"),
         ("optim.lr=inf", "optim.lr=inf is not a finite number"),
-        ("optim.lr=-1", "optim.lr=-1.0 must be above 0"),
+        ("optim.lr=-1", "optim.lr=-1.0 must be between 0 and 1000"),
         ("optim.weight_decay=-1", "optim.weight_decay=-1.0 must be between 0 and"),
         ("schedule.warmup_fraction=2", "schedule.warmup_fraction=2 must be between 0 and 1"),
         ("task.label_smoothing=-1", "task.label_smoothing=-1 must be between 0 and 1"),

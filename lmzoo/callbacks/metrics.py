@@ -10,7 +10,7 @@ from pathlib import Path
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from .picture import draw
-from .steps import last_step, validation_due
+from .steps import validation_due
 from .tracking import Wandb
 
 COLUMNS = ["step", "epoch", "tokens", "train/loss", "lr", "grad_norm", "tokens_per_s"]
@@ -69,7 +69,7 @@ class Metrics(Callback):
         if not trainer.is_global_zero:
             return
         due = validation_due(trainer)
-        logged = trainer.global_step % self.every_n_steps == 0 or last_step(trainer)
+        logged = trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps
         if logged or due:
             self.row = self._where(trainer)
         if logged:
