@@ -148,16 +148,27 @@ class Repeated:
 
 @contextmanager
 def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
-    """The run's folder with its config.yaml and tokenizer.json; ranks that Lightning starts find that config."""
+    """The run's folder, which no other process may train in meanwhile, with its config.yaml and tokenizer.json.
+
+    Ranks that Lightning starts find that config.
+    """
+    from filelock import FileLock, Timeout
+
     folder, before = Path(config.run_dir), dict(os.environ)
+    lock = FileLock(folder / ".lock")
     if parts.on_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise UserError(f"run_dir={folder}: another process is training this run; wait for it or end it") from None
         save_config(config, folder / "config.yaml")
         (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     os.environ[RANK_CONFIG] = str(folder.absolute() / "config.yaml")
     try:
         yield folder
     finally:  # Lightning leaves LOCAL_RANK and more behind, which a second run would take for its own
+        lock.release()
         os.environ.clear()
         os.environ.update(before)
 

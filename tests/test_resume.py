@@ -188,3 +188,13 @@ def test_a_run_that_left_no_checkpoint_starts_anew(words, tmp_path):
     (tmp_path / "run" / "metrics.csv").write_text("step,epoch,tokens,train/loss\n3,0.1,99,5.0\n")
     lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm")))
     assert [int(row["step"]) for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_that_is_being_trained_is_left_alone(words, tmp_path):
+    from filelock import FileLock
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with FileLock(folder / ".lock"), pytest.raises(UserError, match="another process is training this run"):
+        lmzoo.fit(lmzoo.compose(*words(folder, "model=gpt", "task=clm")))
+    assert [file.name for file in folder.iterdir()] == [".lock"]
