@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from ..blocks.loss import IGNORED
+from ..blocks.loss import IGNORED, cross_entropy
 from ..optim import build as build_optimizer
 
 
@@ -46,7 +46,7 @@ class Task(LightningModule):
 
     net: called through `forward(..., readout=...)` only; optim: lr, weight_decay, clip_norm (None or 0: no clipping)
     and the optimizer's recipe; schedule: (steps taken, total_steps) -> multiplier of the learning rate. label_smoothing
-    and z_loss act in training only. A subclass sets `collator` and defines `loss`; `summed` names the sums that its
+    and z_loss act in training only. A subclass sets `collator`, and `loss` where its nets read more than one row; `summed` names the sums that its
     evaluation needs.
     """
 
@@ -74,8 +74,18 @@ class Task(LightningModule):
         self.steps_taken = 0  # falls behind the step's number where a step had no target or overflowed in fp16
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
-        """Sums over the batch's targets: "loss" with its graph, "targets", and those named in `summed`."""
-        raise NotImplementedError
+        """Sums over the batch's targets: "loss" with its graph, "targets", and those named in `summed`.
+
+        As it stands for nets that read one row; the head runs where there is a label, and nowhere else.
+        """
+        mask, documents = batch.get("attention_mask"), batch.get("document_ids")
+        return self.net(batch["input_ids"], mask, document_ids=documents, readout=self.readout(batch["labels"]))
+
+    def readout(self, labels: Tensor) -> Callable:
+        """What the net's forward ends with: hidden (B, T, D) against labels (B, T) -> the sums of `loss`."""
+        return lambda head, hidden: cross_entropy(
+            head, hidden.flatten(0, 1), labels.flatten(), **self.cross_entropy_options()
+        )
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """Metrics from the sums over a whole split: nats per target, perplexity, accuracy."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..blocks.loss import IGNORED, cross_entropy
+from ..blocks.loss import IGNORED
 from .base import Task, kept, stack, wrap
 
 N_CONTINUED = 60  # tokens that `show` adds to a prompt
@@ -66,14 +66,6 @@ class CausalLM(Task):
         tokenizer.require("bos", "eos", task="clm")
         self.collator = Shift(pad=tokenizer.pad or 0, isolate=packing == "isolate")
         self.prompts = prompts
-
-    def loss(self, batch: dict) -> dict[str, Tensor]:
-        def readout(head, hidden):
-            return cross_entropy(head, hidden.flatten(0, 1), batch["labels"].flatten(), **self.cross_entropy_options())
-
-        return self.net(
-            batch["input_ids"], batch.get("attention_mask"), document_ids=batch.get("document_ids"), readout=readout
-        )
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """And bits per byte: all nats, those of eos too, over ln 2 and the UTF-8 bytes of the raw text."""

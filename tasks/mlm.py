@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from ..blocks.loss import IGNORED, cross_entropy
+from ..blocks.loss import IGNORED
 from ..errors import UserError
 from ..filling import fill_masks
 from .base import Task, generator, kept, stack, wrap
@@ -105,14 +105,6 @@ class MaskedLM(Task):
         isolate = packing == "isolate"
         self.collator = Masking(ordinary, tokenizer.mask, tokenizer.pad or 0, rate, masked, random, whole_word, isolate)
         self.prompts = prompts
-
-    def loss(self, batch: dict) -> dict[str, Tensor]:
-        def readout(head, hidden):
-            return cross_entropy(head, hidden.flatten(0, 1), batch["labels"].flatten(), **self.cross_entropy_options())
-
-        return self.net(
-            batch["input_ids"], batch.get("attention_mask"), document_ids=batch.get("document_ids"), readout=readout
-        )
 
     def show(self) -> str:
         """Blanks filled, with the three likeliest tokens of each and their probabilities."""

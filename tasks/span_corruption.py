@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from ..blocks.loss import IGNORED, cross_entropy
+from ..blocks.loss import IGNORED
 from ..errors import UserError
 from ..filling import fill_spans
 from .base import Task, generator, kept, stack, wrap
@@ -144,15 +144,12 @@ class SpanCorruption(Task):
         self.prompts = prompts
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
-        def readout(head, hidden):
-            return cross_entropy(head, hidden.flatten(0, 1), batch["labels"].flatten(), **self.cross_entropy_options())
-
         return self.net(
             batch["input_ids"],
             batch.get("attention_mask"),
             batch["decoder_input_ids"],
             batch.get("decoder_attention_mask"),
-            readout=readout,
+            readout=self.readout(batch["labels"]),
         )
 
     def show(self) -> str:
