@@ -46,8 +46,8 @@ class Task(LightningModule):
 
     net: called through `forward(..., readout=...)` only; optim: lr, weight_decay, clip_norm (None or 0: no clipping)
     and the optimizer's recipe; schedule: (steps taken, total_steps) -> multiplier of the learning rate. label_smoothing
-    and z_loss act in training only. A subclass sets `collator`, and `loss` where its nets read more than one row; `summed` names the sums that its
-    evaluation needs.
+    and z_loss act in training only. A subclass sets `collator`, and defines `loss` where its nets read more than one
+    row; `summed` names the sums that its evaluation needs.
     """
 
     summed: tuple[str, ...] = ("nll", "correct", "targets")
