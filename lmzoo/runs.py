@@ -39,6 +39,7 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     if name != "train" and not composed.ckpt:
         raise UserError("no ckpt: say ckpt=RUN (a checkpoint file, a run's folder, or last)")
     if name == "generate":
+        check_ranges(plain(composed))
         return composed
     if name == "evaluate":
         return measured(composed, words, choices)
