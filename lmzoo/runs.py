@@ -47,13 +47,11 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
         config = last_length_wins(resumed(composed, words, choices), words)
     else:
         config = started(composed, words, choices)
+        if settings.mode is not None and settings.mode.name == "MULTIRUN":
+            config.run_dir = escaped(settings.runtime.output_dir)
+        elif config.run_dir is None:
+            config.run_dir = fresh_folder(config.name)
     check_ranges(plain(config))
-    if composed.ckpt is not None:
-        return config
-    if settings.mode is not None and settings.mode.name == "MULTIRUN":
-        config.run_dir = escaped(settings.runtime.output_dir)
-    elif config.run_dir is None:
-        config.run_dir = fresh_folder(config.name)
     return config
 
 

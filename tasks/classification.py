@@ -96,10 +96,10 @@ class Classification(Task):
         """Count the batch in the metrics; returns its logits (B, n_classes)."""
         logits, labels = self.logits(batch), batch["labels"]
         self.add(cross_entropy(nn.Identity(), logits, labels))
-        kept = labels != IGNORED  # a filler keeps none
-        if kept.any():
-            self.accuracy.update(logits[kept], labels[kept])
-            self.f1.update(logits[kept], labels[kept])
+        judged = labels != IGNORED  # none in a filler
+        if judged.any():
+            self.accuracy.update(logits[judged], labels[judged])
+            self.f1.update(logits[judged], labels[judged])
         return logits
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
