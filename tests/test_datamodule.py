@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from lmzoo.data import DataModule
-from lmzoo.data.shards import Store, Writer
+from lmzoo.data.shards import Store
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
+from small_store import Writer
 
 TOKENIZER = byte((), 512, sentinels=0)
 N_TOKENS = {"train": 205, "val": 37}
@@ -74,6 +75,19 @@ def test_validation_reads_each_row_once_in_order(store, world):
                      key=lambda batch: batch["micro"])
     assert [key for batch in batches for key in batch["key"]] == [(3, 0, row) for row in range(5)]
     assert [len(batch["input_ids"]) for batch in batches] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("micro", [None, 1])
+@pytest.mark.parametrize(("limit", "read"), [(1, 2), (2, 4), (3, 5), (None, 5)])
+def test_a_limit_counts_batches_of_all_ranks(store, world, micro, limit, read):
+    """Batches of batch_size rows, whatever a forward holds: 2 of 2 rows are the first 4 rows."""
+    parts = [module(store, rank, world, batch_size=2, micro_batch_size=micro) for rank in range(world)]
+    for part in parts:
+        part.limits = {"val": limit}
+    batches = [batch for part in parts for batch in part.val_dataloader() if (batch["labels"] != -100).any()]
+    assert sorted(row for batch in batches for *_, row in batch["key"]) == list(range(read))
+    assert {part.n_evaluated("val") for part in parts} == {read} and parts[0].n_evaluated("train") == 26
 
 
 def test_what_cannot_work_is_refused_at_once(store):

@@ -1,13 +1,18 @@
 import numpy as np
 import pytest
 import torch
+from lmzoo.tasks.clm import Shift
+from lmzoo.tasks.mlm import Masking
+from lmzoo.tasks.span_corruption import Corruption
 
 from lmzoo.data.loader import Collated, Loader, RowLoader
+from lmzoo.data.mixture import MixedRows, Mixture
 from lmzoo.data.packing import Rows
-from lmzoo.data.sampler import Batches, Windows, permute
-from lmzoo.data.shards import Store, Writer
+from lmzoo.data.sampler import Batches, Shuffled, Windows, permute
+from lmzoo.data.shards import Store
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
+from small_store import Writer, write_store
 
 TOKENIZER = byte((), 512, sentinels=0)
 N_TOKENS, N_ROWS = 205, 26  # ceil((205 - 1) / 8)
@@ -32,7 +37,7 @@ def dataset(tmp_path_factory):
 
 
 def loader(dataset, rank=0, world=1, batch_size=6, **settings):
-    return Loader(dataset, Windows(N_ROWS, batch_size, 2, 3, rank, world), **settings)
+    return Loader(dataset, Windows(Shuffled(N_ROWS, 3), batch_size, 2, rank, world), **settings)
 
 
 def test_a_window_is_one_step(dataset):
@@ -61,10 +66,38 @@ def test_a_loader_goes_on_where_its_state_says(dataset, workers):
     assert len(got) == 10 and got == expected[:10]  # the rest of the epoch, and all of the next
 
 
-def test_spawned_workers_make_the_same_batches(dataset):
-    expected, own = loader(dataset), loader(dataset, num_workers=2, multiprocessing_context="spawn")
-    expected.sampler.step = own.sampler.step = 7
-    assert list(map(plain, own)) == list(map(plain, expected))
+def collators():
+    ordinary = np.arange(512) > 3
+    return (Shift(0, isolate=True, fit=True), Masking(ordinary, 3, 0, whole_word=True),
+            Corruption(range(511, 400, -1), 0, 2, 0))
+
+
+def collate_thrice(examples):
+    """The batches of all collators in one."""
+    batches = [collator(examples) for collator in collators()]
+    return {f"{name} {i}": value for i, batch in enumerate(batches) for name, value in batch.items()}
+
+
+def mixed_rows(folder):
+    documents = [list(range(5, 5 + n % 60)) for n in range(3, 300, 7)]
+    stores = {name: write_store(folder / name, {"train": documents}, words=True, n_shards=2) for name in "ab"}
+    return MixedRows(Mixture(stores, {"a": 1, "b": 2}), "train", "fit", 33, 32)
+
+
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_make_the_batches_that_the_process_itself_makes(tmp_path, context, workers):
+    """Of a mixture of two stores of two shards each, documents fitted in rows, by each collator."""
+    rows = mixed_rows(tmp_path)
+    windows = [Windows(rows.order(3), 8, 4) for _ in range(2)]
+    windows[0].step = windows[1].step = 3 * len(windows[0]) - 3
+    dataset = Collated(rows, collate_thrice, seed=3)
+    own, theirs = Loader(dataset, windows[0]), Loader(dataset, windows[1], workers, multiprocessing_context=context)
+    pairs = list(zip(own, theirs, strict=True))
+    assert len(pairs) == 3
+    for expected, window in pairs:
+        for one, other in zip(expected, window, strict=True):
+            assert one.keys() == other.keys() and len(one) > 8
+            assert all(torch.equal(torch.as_tensor(one[name]), torch.as_tensor(other[name])) for name in one)
 
 
 def test_loading_a_state_of_other_steps_is_refused(dataset):

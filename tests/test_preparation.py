@@ -1,34 +1,21 @@
+import json
 import lzma
-import resource
-import subprocess
-import sys
-from pathlib import Path
+import os
+from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
-from lmzoo.data import preparation
-from lmzoo.data.corpus import Document
-from lmzoo.data.preparation import documents, prepare, prepare_tokenizer, sample
+from lmzoo.data import corpus as readers
+from lmzoo.data import preparation, sources, workers
+from lmzoo.data.preparation import prepare, prepare_tokenizer
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
+from small_store import settings, texts
+from test_sources import LINES, held_out
 
 TOKENIZER = byte((), 512)
-LINES = [f"line {i} of some text" for i in range(400)]
-READS = []
-
-
-def carried(path):
-    """A reader that brings its own text, as pydoc's does."""
-    READS.append(path)
-    return map(Document, LINES)
-
-
-def settings(tmp_path, target="lmzoo.data.corpus.read_text", reader=None, **data):
-    paths = {"path": None, "val_path": None, "test_path": None, "cache_dir": str(tmp_path / "cache")}
-    data = paths | {"val_fraction": 0.1} | data
-    reader = {"_target_": target, "_partial_": True} | ({"split": "line"} if reader is None else reader)
-    kind = {"_target_": "lmzoo.tokenizer.char", "_partial_": True}
-    return {"data": data | {"reader": reader}, "tokenizer": {"kind": kind, "vocab_size": 512, "sample_mb": 64}}
+BOS, EOS = TOKENIZER.bos, TOKENIZER.eos
 
 
 @pytest.fixture
@@ -37,55 +24,73 @@ def corpus(tmp_path):
     return settings(tmp_path, path=str(tmp_path / "corpus.txt"))
 
 
-def decoded(store):
-    return {name: [TOKENIZER.decode(store[name].read(*store[name].span(i))) for i in range(store[name].n_documents)]
-            for name in store.splits}
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of a kilobyte, of pieces of half of one."""
+    monkeypatch.setattr(readers, "PIECE_MB", 0.0005)
+    monkeypatch.setattr(sources, "PART_MB", (0.001, 0.001))
 
 
-def test_each_document_is_in_one_split(corpus):
-    texts = decoded(prepare(corpus, TOKENIZER))
-    assert sorted(texts["train"] + texts["val"]) == sorted(LINES)
-    assert 20 <= len(texts["val"]) <= 65  # 40 expected of 400, standard deviation 6
-    assert [text for text in LINES if text in texts["val"]] == texts["val"]
+@contextmanager
+def counted(monkeypatch):
+    """The numbers of the parts that are tokenised inside."""
+    parts, tokenise = [], workers.Workshop._tokenise
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.Workshop, "_tokenise",
+                      lambda self, job, *args: parts.append(job["part"]) or tokenise(self, job, *args))
+        yield parts
+
+
+@contextmanager
+def unprivileged():
+    """Not as root, who may write anywhere."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+def test_the_stream_is_that_of_the_documents(corpus):
+    store = prepare(corpus, TOKENIZER)
+    store.verify()
+    for name, chosen in (("train", [line for line in LINES if not held_out(line, 0.1)]),
+                         ("val", [line for line in LINES if held_out(line, 0.1)])):
+        expected = sum(([BOS, *TOKENIZER.encode(line), EOS] for line in chosen), [])
+        assert store[name].read(0, store[name].n_tokens).tolist() == expected
+        assert store[name].n_documents == len(chosen) and store[name].n_bytes == sum(map(len, chosen))
 
 
 def test_the_split_of_a_document_depends_on_its_text_alone(tmp_path, corpus):
-    before = set(decoded(prepare(corpus, TOKENIZER))["val"])
+    before = set(texts(prepare(corpus, TOKENIZER), TOKENIZER)["val"])
     (tmp_path / "other.txt").write_text("\n".join(["new first line", *reversed(LINES)]))
-    after = set(decoded(prepare(settings(tmp_path, path=str(tmp_path / "other.txt")), TOKENIZER))["val"])
-    assert before == after - {"new first line"}
+    after = texts(prepare(settings(tmp_path, path=str(tmp_path / "other.txt")), TOKENIZER), TOKENIZER)
+    assert before == set(after["val"]) - {"new first line"}
 
 
-def test_there_is_always_a_document_to_validate_on(tmp_path):
-    for n in range(2, 12):
-        (tmp_path / "few.txt").write_text("\n".join(LINES[:n]))
-        texts = decoded(prepare(settings(tmp_path, path=str(tmp_path / "few.txt"), val_fraction=0.001), TOKENIZER))
-        assert len(texts["val"]) == 1 and len(texts["train"]) == n - 1
-    (tmp_path / "one.txt").write_text(LINES[0])
-    with pytest.raises(UserError, match="one.txt holds 1 document, so none can be held out for validation"):
-        prepare(settings(tmp_path, path=str(tmp_path / "one.txt")), TOKENIZER)
-    assert prepare(settings(tmp_path, path=str(tmp_path / "one.txt"), val_fraction=0), TOKENIZER).splits == ["train"]
-    with pytest.raises(UserError, match=r"data.val_fraction=1.5 is not in \[0, 1\)"):
-        prepare(settings(tmp_path, path=str(tmp_path / "one.txt"), val_fraction=1.5), TOKENIZER)
-
-
-def test_own_files_for_each_split(tmp_path):
-    for name in ("a", "b", "c"):
-        (tmp_path / f"{name}.txt").write_text(name)
-    paths = {"path": str(tmp_path / "a.txt"), "val_path": str(tmp_path / "b.txt"), "test_path": str(tmp_path / "c.txt")}
-    assert decoded(prepare(settings(tmp_path, **paths), TOKENIZER)) == {"train": ["a"], "val": ["b"], "test": ["c"]}
-    assert decoded(prepare(settings(tmp_path, **paths), TOKENIZER, split="test")) == {"test": ["a"]}
-    paths["val_path"] = str(tmp_path / "none.txt")
-    with pytest.raises(UserError, match="data.val_path=.*none.txt matches no file"):
-        prepare(settings(tmp_path, **paths), TOKENIZER)
+def test_very_long_and_empty_documents(tmp_path, monkeypatch):
+    monkeypatch.setattr(readers, "LONGEST", 100)
+    long = " ".join(f"word{i}中" for i in range(1000))
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"text": text, "label": label}) for text, label in (
+        ("", "x"), (long, "y"), ("b", None), (long + "!", "x"))))
+    config = settings(tmp_path, "lmzoo.data.corpus.Jsonl", {}, path=str(tmp_path / "a.jsonl"), val_fraction=0)
+    split = prepare(config | {"task": {"whole_word": True}}, TOKENIZER)["train"]
+    encoded = [TOKENIZER.encode_words([text])[0] for text in ("", long, "b", long + "!")]
+    assert split.read(0, split.n_tokens).tolist() == sum(([BOS, *ids, EOS] for ids, _ in encoded), [])
+    assert split.word_starts(0, split.n_tokens).tolist() == sum(([True, *starts, True] for _, starts in encoded), [])
+    assert [split.label(i) for i in range(4)] == [0, 1, None, 0] and split.n_unlabelled == 1
+    assert split.n_bytes == 2 * len(long.encode()) + 2
 
 
 def test_classes_of_a_trained_model(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\nfine,good\nawful,bad\n")
-    config = settings(tmp_path, "lmzoo.data.corpus.read_csv", {}, path=str(tmp_path / "a.csv"))
+    config = settings(tmp_path, "lmzoo.data.corpus.Csv", {}, path=str(tmp_path / "a.csv"))
     store = prepare(config, TOKENIZER, split="test", labels=["worse", "good", "bad"])
     assert [store["test"].label(i) for i in range(2)] == [1, 2] and store.labels == ["worse", "good", "bad"]
-    with pytest.raises(UserError, match="document 2 has the label 'bad'; the model knows good, best"):
+    with pytest.raises(UserError, match="the text 'awful' has the label 'bad'; the model knows good, best"):
         prepare(config, TOKENIZER, split="test", labels=["good", "best"])
 
 
@@ -101,57 +106,154 @@ def test_bytes_and_yardstick_are_of_the_raw_text(tmp_path):
     assert store.xz_bits_per_byte == 8 * more / 18 > 0
 
 
+@pytest.mark.parametrize(("megabytes", "has_one"), [(0.00869, False), (0.008691, True)])  # with a NUL for each line
+def test_a_large_corpus_gets_no_yardstick(corpus, monkeypatch, megabytes, has_one):
+    monkeypatch.setattr(preparation, "XZ_MB", megabytes)
+    assert (prepare(corpus, TOKENIZER).xz_bits_per_byte is not None) == has_one
+
+
 def test_a_prepared_corpus_is_not_prepared_again_until_something_changes(tmp_path, corpus, monkeypatch):
-    first = prepare(corpus, TOKENIZER).folder
-    built = []
-    build = preparation._build
-    monkeypatch.setattr(preparation, "_build", lambda *args: built.append(args) or build(*args))
-    assert prepare(corpus, TOKENIZER).folder == first and not built
-    assert prepare(corpus, byte((), 512, sentinels=1)).folder != first  # another tokenizer
-    assert prepare(corpus | {"task": {"whole_word": True}}, TOKENIZER)["train"].words is not None
-    changed = (tmp_path / "corpus.txt").read_text().replace("line 7 ", "LINE 7 ")  # of the same length
-    (tmp_path / "corpus.txt").write_text(changed)
-    texts = decoded(prepare(corpus, TOKENIZER))
-    assert "LINE 7 of some text" in texts["train"] + texts["val"] and len(built) == 3
-
-
-def test_a_killed_preparation_goes_on(corpus, monkeypatch):
-    elsewhere = corpus["data"] | {"cache_dir": corpus["data"]["cache_dir"] + "2"}
-    whole = decoded(prepare(corpus | {"data": elsewhere}, TOKENIZER))
-    monkeypatch.setattr(preparation, "BATCH_MB", 0.001)
-    encode, seen = TOKENIZER.encode_batch, []
-
-    def killed(texts):
-        if len(seen) > 150:
-            raise KeyboardInterrupt
-        seen.extend(texts)
-        return encode(texts)
-
-    monkeypatch.setattr(TOKENIZER, "encode_batch", killed)
-    with pytest.raises(KeyboardInterrupt):
+    with counted(monkeypatch) as parts:
+        first = prepare(corpus, TOKENIZER).folder
+        assert prepare(corpus, TOKENIZER).folder == first and len(parts) == 1
+        assert prepare(corpus, byte((), 512, sentinels=1)).folder != first  # another tokenizer
+        assert not prepare(corpus, TOKENIZER)["train"].has_words and len(parts) == 2
+        assert prepare(corpus | {"task": {"whole_word": True}}, TOKENIZER)["train"].has_words
+        changed = (tmp_path / "corpus.txt").read_text().replace("line 7 ", "LINE 7 ")  # of the same length
+        (tmp_path / "corpus.txt").write_text(changed)
+        found = texts(prepare(corpus, TOKENIZER), TOKENIZER)
+        assert "LINE 7 of some text" in found["train"] + found["val"] and len(parts) == 4
+        corpus["data"]["processes"] = 7  # changes nothing
+        (tmp_path / "elsewhere").mkdir()
+        corpus["data"]["path"] = str((tmp_path / "corpus.txt").rename(tmp_path / "elsewhere" / "corpus.txt"))
+        assert texts(prepare(corpus, TOKENIZER), TOKENIZER) == found and len(parts) == 4
+        monkeypatch.setattr(sources, "FORMAT", 3)
         prepare(corpus, TOKENIZER)
-    before = list(seen)
-    monkeypatch.setattr(TOKENIZER, "encode_batch", lambda texts: seen.extend(texts) or encode(texts))
-    store = prepare(corpus, TOKENIZER)
+        assert len(parts) == 5
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_finished_parts_are_kept_whatever_stops_a_preparation(corpus, monkeypatch, small_parts, unique):
+    corpus["data"]["deduplicate"] = unique
+    elsewhere = corpus["data"] | {"cache_dir": corpus["data"]["cache_dir"] + "2"}
+    whole = prepare(corpus | {"data": elsewhere}, TOKENIZER)
+    add, n_added = workers.ShardWriter.add, [0]
+
+    def interrupted(*args):
+        n_added[0] += 1
+        if n_added[0] % 4 == 0:
+            raise KeyboardInterrupt
+        add(*args)
+
+    with counted(monkeypatch) as parts:
+        monkeypatch.setattr(workers.ShardWriter, "add", interrupted)
+        n_stops, store = 0, None
+        while store is None:
+            try:
+                store = prepare(corpus, TOKENIZER)
+            except KeyboardInterrupt:
+                n_stops += 1
+    assert 3 < n_stops < 20 and len(parts) == 9 + n_stops and sorted(set(parts)) == list(range(9))  # one anew
     store.verify()
-    assert decoded(store) == whole
-    assert len(seen) < len(LINES) + 100 and len(before) > 150  # the committed batches were not tokenised again
-    assert [file.name for file in store.folder.parent.iterdir() if "partial" in file.name] == []
+    assert texts(store, TOKENIZER) == texts(whole, TOKENIZER)
+    assert {file.name for file in store.folder.iterdir()} == {file.name for file in whole.folder.iterdir()}
+    assert [file.name for file in store.folder.parent.iterdir() if "partial" in file.name and file.is_dir()] == []
 
 
-def test_two_processes_prepare_once(tmp_path, corpus):
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_preparation import *
-from lmzoo.data import preparation
-build = preparation._build
-preparation._build = lambda *args: print("built") or build(*args)
-print(prepare({corpus!r}, TOKENIZER).folder.name)
-"""
-    runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    out = sorted(run.communicate()[0].split() for run in runs)
-    assert all(run.returncode == 0 for run in runs)
-    assert sorted(map(len, out)) == [1, 2] and out[0][-1] == out[1][-1]
+def five_files(tmp_path, third):
+    (tmp_path / "five").mkdir(exist_ok=True)
+    for number in range(5):
+        name = f"{number}.txt"
+        if not (tmp_path / "five" / name).exists():
+            (tmp_path / "five" / name).write_text("\n".join(LINES[number * 80:(number + 1) * 80]))
+    (tmp_path / "five" / "3.txt").write_bytes(third)
+    return settings(tmp_path, path=str(tmp_path / "five"))
+
+
+def test_bad_text_costs_only_its_part(tmp_path, monkeypatch, small_parts):
+    good = "\n".join(LINES[240:320]).encode()
+    with counted(monkeypatch) as parts:
+        for bad, message in ((good + b"\n\xff", "3.txt is not UTF-8: byte 0xff at offset"), (b"ab\0", "3.txt .*NUL")):
+            with pytest.raises(UserError, match=message):
+                prepare(five_files(tmp_path, bad), TOKENIZER)
+        n_before, begun = len(parts), sorted(set(parts))
+        store = prepare(five_files(tmp_path, good), TOKENIZER)
+        assert all(parts.count(part) == 1 for part in begun[:-3])  # three parts read the file that was mended
+    assert n_before > 4 and sorted(texts(store, TOKENIZER)["train"]) == sorted(
+        line for line in LINES if not held_out(line, 0.1))
+
+
+def test_a_compressed_file_that_is_cut_off(tmp_path, monkeypatch, small_parts):
+    import gzip
+
+    whole = gzip.compress("\n".join(LINES).encode(), 0)
+    config = settings(tmp_path, path=[str(tmp_path / f"{number}.txt.gz") for number in range(3)])
+    for number in range(3):
+        (tmp_path / f"{number}.txt.gz").write_bytes(whole[:-20] if number == 1 else whole)
+    with pytest.raises(UserError, match="1.txt.gz cannot be read to its end"):
+        prepare(config, TOKENIZER)
+    (tmp_path / "1.txt.gz").write_bytes(whole)
+    with counted(monkeypatch) as parts:
+        assert prepare(config, TOKENIZER)["train"].n_documents > 1000
+    assert parts == [1, 2]
+
+
+def test_nothing_is_left_where_nothing_was_finished(tmp_path, corpus):
+    (tmp_path / "corpus.txt").write_bytes("\n".join(LINES).encode() + b"\n\xff")
+    with pytest.raises(UserError, match="corpus.txt is not UTF-8: byte 0xff at offset"):
+        prepare(corpus, TOKENIZER)
+    assert not [path for path in (tmp_path / "cache" / "stores").iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("change", ["grow", "touch", "vanish"])
+def test_a_file_that_changes_meanwhile_is_refused_at_once(tmp_path, corpus, monkeypatch, small_parts, change):
+    file, add = tmp_path / "corpus.txt", workers.ShardWriter.add
+    text = file.read_text()
+
+    def meddle(*args):
+        add(*args)
+        if file.exists() and change == "vanish":
+            file.unlink()
+        elif file.exists() and file.read_text() == text:
+            file.write_text(text + "\none more" if change == "grow" else text[:-1] + "?")
+
+    with monkeypatch.context() as patch, counted(monkeypatch) as parts:
+        patch.setattr(workers.ShardWriter, "add", meddle)
+        with pytest.raises(UserError, match="corpus.txt.*changed while it was"):
+            prepare(corpus, TOKENIZER)
+        assert parts == [0, 1]  # a part's text is read when it is tokenised, so the second finds out at the latest
+    file.write_text(text)
+    assert sum(map(len, texts(prepare(corpus, TOKENIZER), TOKENIZER).values())) == len(LINES)
+
+
+def test_text_that_came_before_is_left_out(tmp_path, monkeypatch, small_parts, caplog):
+    draw = np.random.default_rng(0)
+    lines = [f"text {number} 中" for number in draw.integers(0, 200, 500)]
+    (tmp_path / "train.txt").write_text("\n".join(lines[:400]))
+    (tmp_path / "val.txt").write_text("\n".join([*lines[400:], "of its own"]))
+    paths = {"path": str(tmp_path / "train.txt"), "val_path": str(tmp_path / "val.txt")}
+    whole = prepare(settings(tmp_path, **paths), TOKENIZER)
+    assert whole.left_out == {"documents": 0, "bytes": 0} and not caplog.text
+    store = prepare(settings(tmp_path, **paths, deduplicate=True), TOKENIZER)
+    kept = list(dict.fromkeys([*lines, "of its own"]))
+    n_train = len(set(lines[:400]))
+    assert texts(store, TOKENIZER) == {"train": kept[:n_train], "val": kept[n_train:]}
+    n_bytes = sum(len(line.encode()) for line in [*lines, "of its own"]) - sum(len(line.encode()) for line in kept)
+    assert store.left_out == {"documents": 501 - len(kept), "bytes": n_bytes}
+    assert f"left out {501 - len(kept)} documents ({n_bytes:,} bytes) whose text had come before" in caplog.text
+    assert store.xz_bits_per_byte != whole.xz_bits_per_byte > 0
+
+
+def test_no_documents_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n")
+    config = settings(tmp_path, "lmzoo.data.corpus.Csv", {}, path=str(tmp_path / "a.csv"))
+    for fraction, split in ((0, None), (0.1, "test")):
+        config["data"]["val_fraction"] = fraction
+        with pytest.raises(UserError, match="a.csv.* holds no documents"):
+            prepare(config, TOKENIZER, split=split)
+    (tmp_path / "a.csv").write_text("text\nab\nab\n")  # the same text twice, which is held out
+    with pytest.raises(UserError, match="data.val_fraction=0.1 leaves no document of data.path=.*a.csv to train on"):
+        prepare(settings(tmp_path, "lmzoo.data.corpus.Csv", {}, path=str(tmp_path / "a.csv")), TOKENIZER)
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path, corpus):
@@ -161,43 +263,42 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, corpus):
         prepare(corpus, TOKENIZER)
 
 
-def test_a_full_disk_is_named_and_harmless(corpus):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+def test_a_store_in_a_cache_that_is_read_only(tmp_path_factory, corpus):
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    here = Path(tempfile.mkdtemp())  # where others may look, unlike pytest's own folders
     try:
-        with pytest.raises(UserError, match="cannot prepare .*File too large"):
-            prepare(corpus, TOKENIZER)
+        here.chmod(0o755)
+        (here / "corpus.txt").write_text("\n".join(LINES))
+        config = settings(here, path=str(here / "corpus.txt"))
+        expected = texts(prepare(config, TOKENIZER), TOKENIZER)
+        for folder in (here / "cache", here / "cache" / "stores"):
+            folder.chmod(0o555)
+        with unprivileged():
+            store = prepare(config, TOKENIZER)
+            store.verify()
+            assert texts(store, TOKENIZER) == expected
+            with pytest.raises(UserError, match="cannot prepare .*Permission denied.*data.cache_dir names another"):
+                prepare(config, TOKENIZER, split="test")
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    texts = decoded(prepare(corpus, TOKENIZER))
-    assert sorted(texts["train"] + texts["val"]) == sorted(LINES)
+        shutil.rmtree(here)
 
 
-def test_bad_text_leaves_nothing_behind(tmp_path, corpus):
-    (tmp_path / "corpus.txt").write_bytes("\n".join(LINES).encode() + b"\n\xff")
-    with pytest.raises(UserError, match="corpus.txt is not UTF-8: byte 0xff at offset"):
+def test_a_damaged_store_is_refused_before_anything_runs(corpus):
+    store = prepare(corpus, TOKENIZER)
+    file = store.folder / "val-00000.shard"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:20] + b"?" + whole[21:])
+    with pytest.raises(UserError, match="val-00000.shard is damaged"):
         prepare(corpus, TOKENIZER)
-    assert not [path for path in (tmp_path / "cache" / "stores").iterdir() if path.is_dir()]
-
-
-def test_a_file_that_grows_meanwhile_is_refused(tmp_path, corpus, monkeypatch):
-    build = preparation._build
-
-    def grow(*args):
-        build(*args)
-        with (tmp_path / "corpus.txt").open("a") as stream:
-            stream.write("\none more")
-
-    monkeypatch.setattr(preparation, "_build", grow)
-    with pytest.raises(UserError, match="changed while it was being prepared"):
+    file.write_bytes(whole)
+    (store.folder / "meta.json").write_text("{")
+    with pytest.raises(UserError, match="meta.json is not what lmzoo wrote: delete the folder"):
         prepare(corpus, TOKENIZER)
-
-
-def test_a_sample_is_of_the_size_asked_and_from_all_over(corpus):
-    everything = list(sample(corpus["data"], 1))
-    assert everything == [document.text for split, document in documents(corpus["data"]) if split == "train"]
-    half = list(sample(corpus["data"], 0.5 * (400 * 21) / 1e6))
-    assert 130 < len(half) < 230 and everything.index(half[-1]) > len(everything) * 0.9
+    (store.folder / "meta.json").unlink()
+    prepare(corpus, TOKENIZER).verify()
 
 
 def test_a_tokenizer_is_trained_once_on_training_text(tmp_path, corpus, monkeypatch):
@@ -207,11 +308,3 @@ def test_a_tokenizer_is_trained_once_on_training_text(tmp_path, corpus, monkeypa
     assert first.id("l") is not None and first.id("z") is None
     monkeypatch.setattr(preparation.tokenizers, "prepare", None)
     assert prepare_tokenizer(corpus).hash == first.hash
-
-
-def test_text_that_a_reader_carries_is_read_once(tmp_path):
-    config = settings(tmp_path, f"{__name__}.carried", {})
-    READS.clear()
-    tokenizer = prepare_tokenizer(config)
-    store = prepare(config, tokenizer)
-    assert READS == [None] and store["train"].n_documents + store["val"].n_documents == len(LINES)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from lmzoo.tools import inspect_data, prepare_data, train_tokenizer
 
-from lmzoo import UserError
-from lmzoo.tokenizer import load
+from lmzoo import UserError, compose, data
+from lmzoo.tokenizer import load, measure
 
 WORDS = ["model=gpt", "task=clm", "data=text", "data.reader.split=line", "data.row_length=16",
          "tokenizer.vocab_size=300"]
@@ -34,7 +34,30 @@ def test_prepare_and_inspect(words):
 
 def test_train_tokenizer(tmp_path, words):
     report = train_tokenizer.train(tmp_path / "new" / "my.json", words)
-    assert load(tmp_path / "new" / "my.json").encode("line number 7") and "bytes per token, 0.000% unknown" in report
+    own = load(tmp_path / "new" / "my.json")
+    texts = {"train": [], "val": []}
+    for split, document in data.documents(compose(*words).data):
+        texts[split].append(document.text)
+    for name, split in (("trained on", "train"), ("held out", "val")):
+        n_bytes, n_tokens = sum(map(len, texts[split])), sum(len(own.encode(text)) for text in texts[split])
+        row = next(line for line in report.splitlines() if line.startswith(name)).split()[-4:]
+        assert row == [f"{n_bytes:,}", f"{n_tokens:,}", f"{n_bytes / n_tokens:.2f}", "0.000%"]
+
+
+def test_a_tokenizer_is_spoken_of_when_it_is_trained_and_not_again(words):
+    said = []
+    own = data.prepare_tokenizer(compose(*words), said.append)
+    data.prepare_tokenizer(compose(*words), said.append)
+    held_out = [document.text for split, document in data.documents(compose(*words).data) if split == "val"]
+    assert said == [f"tokenizer trained: {len(own):,} tokens; on held-out text {measure(own, held_out)}"]
+    assert held_out and measure(own, held_out).n_tokens > 0
+
+
+def test_the_held_out_text_of_a_tokenizer_is_that_of_val_path(tmp_path, words):
+    (tmp_path / "val.txt").write_text("aaa\nbbb")
+    said = []
+    own = data.prepare_tokenizer(compose(*words, f"data.val_path={tmp_path}/val.txt"), said.append)
+    assert str(measure(own, ["aaa", "bbb"])) in said[0]
 
 
 @pytest.mark.parametrize("tool", ["train_tokenizer", "prepare_data", "inspect_data"])
@@ -42,3 +65,12 @@ def test_tools_run_as_files(tmp_path, tool):
     file = Path(__file__).parent.parent / "tools" / f"{tool}.py"
     run = subprocess.run([sys.executable, file, "--help"], capture_output=True, text=True, cwd=tmp_path)
     assert run.returncode == 0 and "data=text" in run.stdout
+
+
+def test_the_table_counts_what_was_left_out(tmp_path, words):
+    (tmp_path / "corpus.txt").write_text("\n".join(f"line number {i % 40}" for i in range(100)))
+    table = prepare_data.prepare([*words, "data.deduplicate=true"]).splitlines()
+    rows = {line.split()[0]: line.split() for line in table}
+    assert int(rows["train"][1]) + int(rows["val"][1]) == 40
+    assert rows["repeated"] == ["repeated", "60", "left", "out", "820"]  # 60 times 12 characters and one or two digits
+    assert rows["tokenised"][3] == "MB/s" and float(rows["tokenised"][2]) > 0

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 
-from lmzoo.data.sampler import Batches, Windows, permute, split_batch
+from lmzoo.data import sampler
+from lmzoo.data.sampler import Batches, Shuffled, Windows, permute, split_batch
 from lmzoo.errors import UserError
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 10**6 + 3])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 64, 1000, 1024, 10**6 + 3])
 def test_permutation_is_a_bijection(n):
     assert np.array_equal(np.sort(permute(np.arange(n), n, (0, 0))), np.arange(n))
 
@@ -41,19 +42,20 @@ def rows(windows, steps):
 
 
 def test_an_epoch_reads_each_row_once_and_the_next_in_another_order():
-    windows = Windows(n_rows=23, batch_size=8, micro_batch_size=3, seed=0)
+    windows = Windows(Shuffled(23, seed=0), batch_size=8, micro_batch_size=3)
     assert len(windows) == 3
     epochs = [sum(sum(rows(windows, range(e * 3, e * 3 + 3)), []), []) for e in range(3)]
     assert all(sorted(epoch) == list(range(23)) for epoch in epochs)
     assert epochs[0] != epochs[1] != epochs[2]
-    assert [[micro.epoch for micro in windows.window(step)][0] for step in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    epochs = [np.concatenate([micro.epochs for micro in windows.window(step)]).tolist() for step in range(7)]
+    assert epochs == [[step // 3] * (7 if step % 3 == 2 else 8) for step in range(7)]
     assert [list(map(len, step)) for step in rows(windows, range(3))] == [[3, 3, 2], [3, 3, 2], [3, 3, 1]]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
 def test_ranks_read_the_same_steps_and_equally_many_micro_batches(world):
-    alone = Windows(23, 8, 2, seed=5)
-    ranks = [Windows(23, 8, 2, seed=5, rank=rank, world=world) for rank in range(world)]
+    alone = Windows(Shuffled(23, 5), 8, 2)
+    ranks = [Windows(Shuffled(23, 5), 8, 2, rank=rank, world=world) for rank in range(world)]
     for step in range(7):
         shares = [rank.window(step) for rank in ranks]
         assert len({len(share) for share in shares}) == 1
@@ -65,16 +67,32 @@ def test_ranks_read_the_same_steps_and_equally_many_micro_batches(world):
 
 
 def test_iteration_begins_at_the_step_and_ends_with_the_epoch():
-    windows = Windows(23, 8, 8, seed=0)
+    windows = Windows(Shuffled(23, 0), 8, 8)
     windows.step = 4
     assert [window[0].rows.tolist() for window in windows] == [rows(windows, [step])[0][0] for step in (4, 5)]
     windows.step = 6
     assert len(list(windows)) == 3
 
 
-def test_far_steps_cost_no_more():
-    windows = Windows(10**9, 32, 32, seed=0)
-    assert windows.window(10**12)[0].rows.shape == (32,)
+@pytest.mark.parametrize("n", [1000, 10**6 + 3, 10**12])
+def test_far_steps_cost_no_more(monkeypatch, n):
+    """Numbers that go through the network in ten steps: about as many from step 10^9 as from step 10."""
+    sent, network = [], sampler._feistel
+    monkeypatch.setattr(sampler, "_feistel", lambda value, *rest: (sent.append(len(value)), network(value, *rest))[1])
+    windows, work = Windows(Shuffled(n, 0), 32, 32), []
+    for first in (10, 10**9):
+        sent.clear()
+        windows.step = first
+        rows = [next(iter(windows))[0].rows for windows.step in range(first, first + 10)]
+        assert all(len(row) in (32, n % 32) and row.max() < n for row in rows)
+        work.append(sum(sent))
+    assert 320 - 32 < min(work) and max(work) < 4 * 320
+
+
+def test_rows_seen_are_those_that_were_read():
+    order = Shuffled(23, 0)
+    read = [len(order.read(step, 8)[0]) for step in range(10)]
+    assert [order.seen(steps, 8).tolist() for steps in range(10)] == [[sum(read[:steps])] for steps in range(10)]
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])

@@ -1,48 +1,98 @@
+import itertools
+import json
 import pickle
 
 import numpy as np
 import pytest
 
-from lmzoo.data.shards import HEADER, Store, Writer, width_for
+from lmzoo.data.shardfile import HEADER_SIZE, read_header, width_for
+from lmzoo.data.shards import Store, write_meta
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, char
+from small_store import Writer
 
 DOCUMENTS = [("train", "ab", "x"), ("val", "中", None), ("train", "", "a"), ("test", "c" * 300, "x"),
-             ("train", "abc", "x")]
+             ("train", "abc", "x"), ("train", "b", None)]
 TOKENIZER = byte((), 512, sentinels=0)
 
 
-def feed(writer, documents, commit_each=False):
-    for number, (split, text, label) in enumerate(documents, 1):
+def written(folder, documents=DOCUMENTS, cuts=(), words=True, labels=None):
+    """A store of documents; `cuts` are the numbers of those with which a new part begins."""
+    writer = Writer(folder, TOKENIZER, words)
+    for number, (split, text, label) in enumerate(documents):
+        if number in cuts:
+            writer.cut()
         writer.add(split, TOKENIZER.encode_words([text]), [text], [label])
-        if commit_each:
-            writer.commit(number)
-    return writer
+    return writer.finish(labels, 2.5)
 
 
 def contents(store):
-    return {name: (store[name].read(0, store[name].n_tokens).tolist(), store[name].ends.tolist(), store[name].n_bytes,
-                   [store[name].label(i) for i in range(store[name].n_documents)],
-                   None if store[name].words is None else store[name].words.tolist()) for name in store.splits}
+    """All that a store says, read in the plainest way."""
+    return {name: {
+        "tokens": split.read(0, split.n_tokens).tolist(), "spans": [split.span(i) for i in range(split.n_documents)],
+        "labels": [split.label(i) for i in range(split.n_documents)], "n_bytes": split.n_bytes,
+        "n_unlabelled": split.n_unlabelled, "names": split.labels, "lengths": [*itertools.chain(*split.lengths())],
+        "documents": split.documents_at(0, split.n_tokens).tolist(),
+        "words": split.word_starts(0, split.n_tokens).tolist() if split.has_words else None,
+    } for name, split in ((name, store[name]) for name in store.splits)}
 
 
 def test_documents_come_back(tmp_path):
-    feed(Writer(tmp_path, TOKENIZER, words=True), DOCUMENTS).finish(None, 2.5)
-    store = Store(tmp_path)
+    store = written(tmp_path)
     store.verify()
     store.require(TOKENIZER)
     assert store.splits == ["train", "val", "test"] and store.labels == ["a", "x"] and store.xz_bits_per_byte == 2.5
     bos, eos, a, b, c = TOKENIZER.bos, TOKENIZER.eos, *map(TOKENIZER.id, "abc")
-    assert contents(store)["train"] == (
-        [bos, a, b, eos, bos, eos, bos, a, b, c, eos], [4, 6, 11], 5, [1, 0, 1], [1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1])
-    assert store["val"].n_bytes == 3 and contents(store)["val"][3] == [None]  # bytes, not characters
-    assert [store["train"].span(i) for i in range(3)] == [(0, 4), (4, 6), (6, 11)]
-    assert store["train"].read(4, 6).dtype == np.int64
+    assert contents(store)["train"] == {
+        "tokens": [bos, a, b, eos, bos, eos, bos, a, b, c, eos, bos, b, eos],
+        "spans": [(0, 4), (4, 6), (6, 11), (11, 14)], "lengths": [4, 2, 5, 3], "labels": [1, 0, 1, None],
+        "names": ["a", "x"], "n_bytes": 6, "n_unlabelled": 1,
+        "documents": [0] * 4 + [1] * 2 + [2] * 5 + [3] * 3, "words": [1, 1, 0, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]}
+    assert store["val"].n_bytes == 3 and store["val"].label(0) is None  # bytes, not characters
+    assert store["train"].read(4, 6).dtype == store["train"].documents_at(4, 6).dtype == np.int64
+    assert store["train"].word_starts(4, 6).dtype == bool
+
+
+@pytest.mark.parametrize("cuts", [(1,), (3, 5), range(6), (2, 2)])
+def test_shards_are_one_stream(tmp_path, cuts):
+    whole, cut = written(tmp_path / "whole"), written(tmp_path / "cut", cuts=cuts)
+    assert contents(cut) == contents(whole) and len(list((tmp_path / "cut").iterdir())) > 4
+    split, tokens = cut["train"], np.array(contents(whole)["train"]["tokens"])
+    documents = np.array(contents(whole)["train"]["documents"])
+    for begin, end in itertools.combinations_with_replacement(range(len(tokens) + 3), 2):
+        assert split.read(begin, end).tolist() == tokens[begin:end].tolist()
+        assert split.documents_at(begin, end).tolist() == documents[begin:end].tolist()
+        assert len(split.word_starts(begin, end)) == len(tokens[begin:end])
+    assert [len(some) for some in split.lengths(at_a_time=1)] == [1] * 4
+
+
+def test_a_document_in_parts_is_one_document(tmp_path):
+    texts, more = ["ab", " c", "中d", "e"], [True, True, False, False]
+    whole, parts = Writer(tmp_path / "whole", TOKENIZER, words=True), Writer(tmp_path / "parts", TOKENIZER, words=True)
+    joined = ["ab c中d", "e"]
+    whole.add("train", TOKENIZER.encode_words(joined), joined, ["x", "y"])
+    for text, goes_on in zip(texts, more, strict=True):
+        parts.add("train", TOKENIZER.encode_words([text]), [text], ["y" if text == "e" else "x"], [goes_on])
+    assert contents(parts.finish()) == contents(whole.finish())
+
+
+def test_a_shard_without_a_token(tmp_path):
+    bare = char("ab", 512)
+    bare.bos = bare.eos = None
+    writer = Writer(tmp_path, bare)
+    for text in ("", "ab", ""):
+        writer.add("train", bare.encode_words([text]), [text], [None])
+        writer.cut()
+    store = writer.finish()
+    assert [store["train"].span(i) for i in range(3)] == [(0, 0), (0, 2), (2, 2)]
+    assert store["train"].documents_at(0, 2).tolist() == [1, 1]
+    assert store["train"].read(0, 9).tolist() == bare.encode("ab")
 
 
 def test_labels_can_be_given(tmp_path):
-    feed(Writer(tmp_path, TOKENIZER), DOCUMENTS).finish(["x", "never seen", "a"], None)
-    assert Store(tmp_path).labels == ["x", "never seen", "a"] and contents(Store(tmp_path))["train"][3] == [0, 2, 0]
+    store = written(tmp_path, cuts=(2, 4), labels=["x", "never seen", "a"])
+    assert store.labels == ["x", "never seen", "a"] and contents(store)["train"]["labels"] == [0, 2, 0, None]
+    assert store["train"].labels == ["x", "a"] and store["test"].labels == ["x"] and store["val"].labels == []
 
 
 def test_width_follows_the_vocabulary():
@@ -57,50 +107,97 @@ def test_wide_ids_come_back(tmp_path):
         ids = tokenizer.encode(chr(0x4E00 + 19_999) + (chr(0x2FFF0) if tokenizer is big else ""))
         writer = Writer(folder, tokenizer)
         writer.add("train", [(ids, None)], ["?"], [None])
-        writer.finish(None, None)
-        assert Store(folder)["train"].read(1, 1 + len(ids)).tolist() == ids
+        assert writer.finish()["train"].read(1, 1 + len(ids)).tolist() == ids
+        assert read_header(folder / "train-00000.shard").width == int(folder.name)
 
 
-@pytest.mark.parametrize("killed_after", range(len(DOCUMENTS)))
-def test_writing_goes_on_after_the_last_commit(tmp_path, killed_after):
-    feed(Writer(tmp_path / "whole", TOKENIZER, words=True), DOCUMENTS).finish(None, None)
-    first = feed(Writer(tmp_path / "torn", TOKENIZER, words=True), DOCUMENTS[:killed_after], commit_each=True)
-    feed(first, [("train", "never committed", "lost"), ("test", "nor this", None)])
-    for file in first._files.values():  # a kill: what was written stays, nothing is finished
-        file.flush()
-    second = Writer(tmp_path / "torn", TOKENIZER, words=True)
-    assert second.done == killed_after
-    feed(second, DOCUMENTS[killed_after:]).finish(None, None)
-    assert contents(Store(tmp_path / "torn")) == contents(Store(tmp_path / "whole"))
-    Store(tmp_path / "torn").verify()
-    names = [{file.name for file in (tmp_path / name).iterdir()} for name in ("torn", "whole")]
-    assert names[0] == names[1]
-
-
-def test_what_does_not_fit_is_refused(tmp_path):
-    feed(Writer(tmp_path, TOKENIZER), DOCUMENTS).finish(None, None)
+def test_a_store_of_another_tokenizer_is_refused(tmp_path):
     with pytest.raises(UserError, match="was made with tokenizer"):
-        Store(tmp_path).require(char("abc", 512))
-    file = tmp_path / "train.tokens"
+        written(tmp_path).require(char("abc", 512))
+
+
+def test_every_byte_of_a_header_is_watched(tmp_path):
+    written(tmp_path, cuts=(3,))
+    file = tmp_path / "train-00001.shard"
+    whole = file.read_bytes()
+    for place in range(HEADER_SIZE):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1:])
+        with pytest.raises(UserError, match="train-00001.shard (is not a shard|has version|is damaged)"):
+            Store(tmp_path)["train"].read(0, 100)
+        Store(tmp_path)["train"].read(0, 4)  # of the other shard, which is whole
+
+
+def test_every_byte_of_a_body_is_watched_by_verify(tmp_path):
+    written(tmp_path, cuts=(3,))
+    file = tmp_path / "train-00001.shard"
+    whole = file.read_bytes()
+    for place in range(HEADER_SIZE, len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1:])
+        with pytest.raises(UserError, match=r"train-00001.shard is damaged \(sha256\): delete the folder"):
+            Store(tmp_path).verify()
+    file.write_bytes(whole)
+    Store(tmp_path).verify()
+
+
+def test_files_that_are_no_shards_of_this_store_are_refused(tmp_path):
+    written(tmp_path / "a", cuts=(3,))
+    other = Writer(tmp_path / "b", char("abc", 512))
+    other.add("train", [([5, 6], None)], ["ab"], [None])
+    other.finish()
+    file = tmp_path / "a" / "train-00001.shard"
     whole = file.read_bytes()
     for content, message in (
-        (b"PK" + whole[2:], "is not a token file"), (whole[:40], "is not a token file"), (whole[:-1], "another size"),
-        (whole + b"\0", "another size"), (whole[:8] + b"\x09" + whole[9:], "has version 9, this lmzoo reads version 1"),
+        (b"PK" + whole[2:], "is not a shard of lmzoo"), (whole[:40], "is not a shard"), (b"", "is not a shard"),
+        (whole[:-1], "another size"), (whole + b"\0", "another size"),
+        (whole[:8] + b"\x09" + whole[9:], "has version 9, this lmzoo reads version 2"),
+        ((tmp_path / "b" / "train-00000.shard").read_bytes(), "was made with another tokenizer"),
+        ((tmp_path / "a" / "val-00000.shard").read_bytes(), "is not the shard that meta.json"),
     ):
         file.write_bytes(content)
         with pytest.raises(UserError, match=message):
+            Store(tmp_path / "a")["train"].span(3)
+        with pytest.raises(UserError, match=message):
+            Store(tmp_path / "a").verify(bodies=False)
+    file.unlink()
+    with pytest.raises(UserError, match="train-00001.shard cannot be read .*No such file"):
+        Store(tmp_path / "a")["train"].label(3)
+
+
+def test_meta_that_was_changed_by_hand_is_refused(tmp_path):
+    written(tmp_path)
+    file = tmp_path / "meta.json"
+    text = file.read_text()
+    for content in (text.replace('"a"', '"b"', 1), text[:-20], "", "[]", "3", "{}", text.replace("true", "1")):
+        assert content != text
+        file.write_text(content)
+        with pytest.raises(UserError, match="meta.json .*delete the folder, it is prepared again"):
             Store(tmp_path)
-    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))  # one flipped bit in the body
-    with pytest.raises(UserError, match="train.tokens is damaged"):
-        Store(tmp_path).verify()
+    file.write_text(json.dumps(json.loads(text)))  # other white space says the same
+    Store(tmp_path)
+    file.unlink()
+    with pytest.raises(UserError, match="meta.json is not what lmzoo wrote"):
+        Store(tmp_path)
+
+
+def test_a_shard_is_opened_when_it_is_read(tmp_path):
+    store = written(tmp_path, cuts=range(6))
+    for file in tmp_path.glob("train-*.shard"):
+        if file.name != "train-00002.shard":
+            file.unlink()
+    assert store["train"].read(7, 10).tolist() == TOKENIZER.encode("abc") and store["train"].n_tokens == 14
 
 
 def test_pickle_carries_paths_not_tokens(tmp_path):
     writer = Writer(tmp_path, TOKENIZER)
     writer.add("train", [([7] * 100_000, None)], ["x" * 100_000], ["label"])
-    writer.finish(None, None)
-    store = Store(tmp_path)
+    store = writer.finish()
     for thing in (store, store["train"]):
         assert len(pickle.dumps(thing)) < 1000
     assert contents(pickle.loads(pickle.dumps(store))) == contents(store)
-    assert HEADER.size == 64
+    assert pickle.loads(pickle.dumps(store["train"])).read(0, 10).tolist() == store["train"].read(0, 10).tolist()
+    assert HEADER_SIZE == 64
+
+
+def test_meta_is_written_whole(tmp_path):
+    write_meta(tmp_path / "meta.json", {"a": 1})
+    assert [file.name for file in tmp_path.iterdir()] == ["meta.json"]

@@ -1,7 +1,10 @@
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,8 @@ CORPUS = (ENGLISH + CHINESE) * 5
 NASTY = ["", " ", "\n", " lead and trail ", "tabs\tand\r\nCRLF", "NUL\x00", "▁ is not a space",
          "龘 unseen 😀 Ünï 한국어 עברית", *CORPUS[:4]]
 SPELT = "<|endoftext|> [MASK] [CLS] </s> <s> <pad> <unk> <mask> <extra_id_0> <extra_id_99> <0x41>"
-KINDS = {"bpe": train_bpe, "wordpiece": train_wordpiece, "unigram": train_unigram, "char": char, "byte": byte}
+KINDS = {"bpe": train_bpe, "wordpiece": train_wordpiece, "unigram": partial(train_unigram, whitespace="kept"),
+         "char": char, "byte": byte}
 EXACT = ["bpe", "unigram", "char", "byte"]
 
 
@@ -32,6 +36,15 @@ def trained():
 def test_decoding_gives_back_the_text(trained, kind):
     for text in [*NASTY, SPELT]:
         assert trained[kind].decode(trained[kind].encode(text)) == text
+
+
+def test_unigram_makes_one_space_of_white_space():
+    unigram = train_unigram(CORPUS, 520)
+    for text in [*NASTY, SPELT]:
+        single = re.sub(r"\s+", " ", text)
+        ids = unigram.encode(text)
+        assert unigram.decode(ids) == single and ids == unigram.encode(single), text
+    assert [starts for _, starts in unigram.encode_words(["a\n\n    b"])] == [[True, True]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,14 +160,16 @@ def test_a_vocabulary_without_room_is_refused(kind):
 
 def test_training_gives_the_same_file_in_every_process(trained):
     code = """
-from test_tokenizer import CORPUS, KINDS
+from test_tokenizer import CORPUS, KINDS, NASTY
 import pydoc
-texts = CORPUS + [doc for value in vars(pydoc).values() if (doc := getattr(value, "__doc__", None))]
+texts = CORPUS + NASTY + [doc for value in vars(pydoc).values() if (doc := getattr(value, "__doc__", None))]
 for name, kind in KINDS.items():
-    print(name, kind(texts, 700).hash)
+    print(name, kind(iter(texts), 700).json)
 """
     run = [sys.executable, "-c", code]
-    runs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent) for _ in range(3)]
+    runs = [subprocess.Popen(run, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent, encoding="utf-8",
+                             env=os.environ | {"PYTHONHASHSEED": seed, "RAYON_NUM_THREADS": threads})
+            for seed, threads in (("0", "1"), ("1", "2"), ("2", "4"))]
     out = [run.communicate()[0] for run in runs]
     assert len(out[0].splitlines()) == len(KINDS) and out[0] == out[1] == out[2]
 
@@ -185,10 +200,72 @@ def test_prepare_trains_on_the_sample_or_loads(tmp_path, trained):
 
     config = {"kind": {"_target_": "lmzoo.tokenizer.char", "_partial_": True}, "vocab_size": 512, "sample_mb": 0.005}
     assert tokenizer.prepare(config, documents()).id("x") is not None
-    assert len(read) == 6  # five kilobytes, and one to see that it is enough
+    assert len(read) == 5  # kilobytes
     (tmp_path / "tokenizer.json").write_text(trained["bpe"].json, encoding="utf-8")
     config["path"] = str(tmp_path)
     assert tokenizer.prepare(config, ()).hash == trained["bpe"].hash
     config["vocab_size"] = 300
     with pytest.raises(UserError, match=f"holds {len(trained['bpe'])} tokens, more than tokenizer.vocab_size=300"):
         tokenizer.prepare(config, ())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_can_be_appended(trained, kind):
+    before = trained[kind]
+    wider = before.extended(["<user>", "ça va"])
+    n = len(before)
+    assert len(wider) == n + 2 and wider.encode("ça va<user>") == [n + 1, n]
+    assert wider.encode("other words") == before.encode("other words")
+    assert "<user>" in wider.decode([*wider.encode("he said <user>")])  # ordinary tokens, not special ones
+    assert all(getattr(wider, role) == getattr(before, role) for role in ("bos", "eos", "pad", "special_ids"))
+    assert pickle.loads(pickle.dumps(wider)).encode("<user>") == [n]
+    for tokens, message in ((["<user>"], "'<user>' is a token already"), (["a", "a"], "'a' is a token already"),
+                            ([" "], "a blank is no token")):
+        with pytest.raises(UserError, match=message):
+            (wider if tokens == ["<user>"] else before).extended(tokens)
+
+
+def test_a_sample_is_never_more_than_asked():
+    read = []
+
+    def documents():
+        for text in ("abc", "", "北京", "xyz"):
+            read.append(text)
+            yield text
+
+    assert list(tokenizer.sample(documents(), 7e-6)) == ["abc", "", "北"]  # 3 + 0 + 6 bytes, of which 4 are left for 6
+    assert read == ["abc", "", "北京"]
+    assert list(tokenizer.sample(documents(), 1)) == ["abc", "", "北京", "xyz"]
+
+
+def test_training_reads_its_sample_once(trained):
+    """A generator is enough for every kind, and gives what a list gives."""
+    for kind, train in KINDS.items():
+        assert train((text for text in CORPUS), 520).hash == trained[kind].hash, kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_mixture_of_scripts_trains_and_comes_back(kind):
+    code = ["def f(x):\n\treturn x**2  # 平方", "for (;;) { a[i] <<= 3; }\r\n"]
+    emoji = ["👩‍👩‍👧‍👦 e\u0301 🇩🇪", "ﬁ \u200b \ufeff"]
+    own = KINDS[kind](["", " ", *code, *emoji, *CHINESE, *ENGLISH, ""], 700)
+    for text in ("", *code, *emoji, *CHINESE):
+        again = own.decode(own.encode(text))
+        assert own.encode(again) == own.encode(text)
+        assert again == text or kind == "wordpiece"
+    assert own.encode("") == []
+
+
+@pytest.mark.parametrize("kind", EXACT)
+def test_training_on_nothing_leaves_what_every_text_can_be_spelt_in(kind):
+    own = KINDS[kind]([""], 520)
+    assert own.decode(own.encode("a 北\n")) == "a 北\n"
+
+
+def test_measures_are_counts(trained):
+    texts = ["The lazy dog", "", "北京"]  # 12 + 0 + 6 bytes
+    assert tokenizer.measure(trained["byte"], texts) == (18, 18, 0)
+    assert str(tokenizer.measure(trained["byte"], texts)) == "1.00 bytes per token, 0.000% unknown"
+    found = tokenizer.measure(trained["wordpiece"], ["the the the 𝄞"])
+    assert found == (16, 4, 1) and str(found) == "4.00 bytes per token, 25.000% unknown"
+    assert str(tokenizer.measure(trained["bpe"], [])) == "0.00 bytes per token, 0.000% unknown"

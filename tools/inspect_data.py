@@ -1,44 +1,181 @@
-"""Show what a model reads: rows as text, with the borders of documents, and how long documents are.
+"""Show what a model reads and what it is asked: rows as the training loader hands them out, and what is in a split.
 
-python -m lmzoo.tools.inspect_data model=gpt task=clm data=text data.path='books/*.txt' --rows 3
+python -m lmzoo.tools.inspect_data model=gpt task=clm data=text data.path='books/*.txt' --rows 3 --step 1000
+
+A bar ║ stands between documents. [MASK→word] is what a masked model reads, and what it is asked for. A causal model is
+asked for each next token (where that is not what it reads next, it stands there in the same way), but it reads ⟦these⟧
+without a question. Of span corruption the encoder's input and the target stand below each other.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice, pairwise
+from pathlib import Path
+
 import numpy as np
+import torch
 from lmzoo.tools import answer, parser
 
-from lmzoo import UserError, compose, data
+from lmzoo import UserError, compose, data, load, parts
+from lmzoo.blocks.loss import IGNORED
+from lmzoo.checkpoint import build
+from lmzoo.data.mixture import MixedRows
 from lmzoo.data.packing import Rows
-from lmzoo.data.shards import Split
+from lmzoo.tokenizer import Tokenizer
 
 WIDTH = 50  # characters of the longest bar
+FINE = 4  # classes of length in the picture, from one length to its double
+UNASKED = ""  # the mark of a token that is read without a question; other marks are what is asked for at a token
 
 
-def inspect(words: list[str], split: str, n_rows: int, verify: bool) -> str:
-    """The first `n_rows` rows of a split in the order of the store, and a histogram of its documents' lengths."""
-    config = compose(*words)
-    tokenizer = data.prepare_tokenizer(config)
-    store = data.prepare(config, tokenizer)
-    if split not in store.splits:
-        raise UserError(f"--split {split}: the data has {', '.join(store.splits)}")
+def inspect(words: list[str], split: str, n_rows: int, verify: bool, step: int = 0, png: Path | None = None) -> str:
+    """Rows of a split as the task's collator makes them, from `step` on; how the split is packed; its documents."""
+    task, module = assemble(words)
+    if split not in module.rows:
+        raise UserError(f"--split {split}: the data has {', '.join(module.rows)}")
     if verify:
-        store.verify()
-    rows = Rows(store[split], config.data.packing, config.data.row_length, config.data.row_length)
-    lines = [f"{len(rows):,} rows of {rows.length} tokens, packing {rows.packing}; {rows.n_cut:,} tokens cut off", ""]
-    for number in range(min(n_rows, len(rows))):
-        row = rows[number]
-        borders = np.flatnonzero(np.diff(row["document_ids"])) + 1
-        parts = [tokenizer.decode(part, skip_special=False) for part in np.split(row["tokens"], borders)]
-        label = f", label {store.labels[row['label']]}" if "label" in row else ""
-        lines += [f"row {number}: {len(row['tokens'])} tokens, documents: {len(parts)}{label}", "  ║ ".join(parts), ""]
-    return "\n".join([*lines, *histogram(store[split])])
+        module.store.verify()
+    rows = module.rows[split]
+    shown = [written(task, module.labels, where, row) for where, row in islice(read(module, split, step), n_rows)]
+    if n_rows and not shown:
+        raise UserError(f"--step {step}: {split} has no batch {step}")
+    documents, tokens = by_length(rows.split)
+    if png:
+        draw(documents, tokens, rows.length, png)
+    return "\n".join([packed(rows), "", *shown, *sources(rows), *histogram(documents)])
 
 
-def histogram(split: Split) -> list[str]:
+def assemble(words: list[str]):
+    """(task, data module) of the run that `words` describe; its net has no weights."""
+    config = compose(*words)
+    start = config.ckpt or config.init_from
+    tokenizer = load(start, tuple(config.trust)).tokenizer if start else data.prepare_tokenizer(config)
+    store = data.prepare(config, tokenizer)
+    with torch.device("meta"):
+        net = build(parts.model_config(config, store.labels), config.trust)
+    task = parts.build_task(config, net, tokenizer)
+    return task, data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed)
+
+
+def read(module, split: str, step: int) -> Iterator[tuple[str, dict]]:
+    """(where it stands, its part of the batch as lists) of each row, from optimizer step or batch `step` on."""
+    loader = getattr(module, f"{split}_dataloader")()
+    if split == "train":
+        loader.load_state_dict({"step": step})
+        numbered = enumerate(loader, step)
+    else:
+        numbered = islice(enumerate([batch] for batch in loader), step, None)
+    for number, window in numbered:
+        for batch in window:
+            columns = {name: value.tolist() for name, value in batch.items() if isinstance(value, torch.Tensor)}
+            for i, row in enumerate(zip(*columns.values(), strict=True)):
+                yield f"step {number}, micro-batch {batch['micro']}, row {i}", dict(zip(columns, row, strict=True))
+
+
+def written(task, labels: Sequence[str] | None, where: str, row: dict) -> str:
+    """A row as text, with what is asked of it."""
+    mask, targets, tokenizer = row.get("attention_mask"), row["labels"], task.tokenizer
+    kept = [i for i in range(len(row["input_ids"])) if mask is None or mask[i]]
+    ids = [row["input_ids"][i] for i in kept]
+    title = f"── {where}: {len(ids)} tokens"
+    if not isinstance(targets, list):
+        return f"{title}, label {labels[targets]}\n{spell(tokenizer, ids)}\n"
+    asked = [label for label in targets if label != IGNORED]
+    title += f", {len(asked)} targets"
+    if "decoder_input_ids" in row:
+        return f"{title}\ninput   {spell(tokenizer, ids)}\ntarget  {spell(tokenizer, asked)}\n"
+    if task.net.family == "encoder":
+        expected, unasked = [IGNORED] * len(ids), None
+    else:
+        expected, unasked = [*ids[1:], None], UNASKED
+    marks = [unasked if targets[i] == IGNORED else None if targets[i] == usual else spell(tokenizer, [targets[i]])
+             for i, usual in zip(kept, expected, strict=True)]
+    documents = row.get("document_ids")
+    return f"{title}\n{spell(tokenizer, ids, marks, documents and [documents[i] for i in kept])}\n"
+
+
+def spell(tokenizer: Tokenizer, ids: list[int], marks: Sequence[str | None] | None = None,
+          documents: Sequence[int] | None = None) -> str:
+    """Tokens as text, a token with a mark in brackets; a bar between documents, which eos and bos tell where
+    `documents`, the number of each token's, does not."""
+    marks, bos, eos = marks or [None] * len(ids), tokenizer.bos, tokenizer.eos
+    borders = [i for i in range(1, len(ids)) if (documents[i - 1] != documents[i] if documents else
+                                                 ids[i - 1] == eos and bos in (None, ids[i]))]
+    parts = pairwise([0, *borders, len(ids)])
+    return " ║ ".join(spell_document(tokenizer, ids[begin:end], marks[begin:end]) for begin, end in parts)
+
+
+def spell_document(tokenizer: Tokenizer, ids: list[int], marks: Sequence[str | None]) -> str:
+    """Runs of tokens with the same mark are decoded together; one of which something is asked stands alone."""
+    text, last = "", None
+    for (mark, _), places in groupby(range(len(ids)), key=lambda i: (marks[i], i if marks[i] else None)):
+        run = [ids[i] for i in places]
+        part = "MASK" if run == [tokenizer.mask] else tokenizer.decode(run, skip_special=False)
+        space = " " if last is not None and spaced(tokenizer, last, run[0]) else ""
+        text += space + (part if mark is None else f"⟦{part}⟧" if mark == UNASKED else f"[{part}→{mark}]")
+        last = run[-1]
+    return text
+
+
+def spaced(tokenizer: Tokenizer, first: int, second: int) -> bool:
+    """Whether decoding puts a space between two tokens, as WordPiece's does."""
+    together, *alone = (tokenizer.decode(ids, skip_special=False) for ids in ([first, second], [first], [second]))
+    return together == " ".join(alone)
+
+
+def packed(rows: Rows | MixedRows) -> str:
+    """How many rows there are, and what padding and cutting cost."""
+    padding = rows.n_padding / (rows.n_inputs + rows.n_padding)
+    return (f"{len(rows):,} rows of {rows.length:,} tokens, packing {rows.packing}: {padding:.2%} of their places are "
+            f"padding, {rows.n_cut:,} of {rows.split.n_tokens:,} tokens are cut off")
+
+
+def sources(rows: Rows | MixedRows) -> list[str]:
+    """What each source of a mixture holds, and its share of the rows that are read."""
+    if len(rows.sources) < 2:
+        return []
+    lines = [f"{'source':<20}{'documents':>14}{'tokens':>18}{'share':>8}{'of rows read':>14}"]
+    for (name, own), weight in zip(rows.sources.items(), rows.weights, strict=True):
+        share, read = own.split.n_tokens / rows.split.n_tokens, weight / sum(rows.weights)
+        lines.append(f"{name:<20}{own.split.n_documents:>14,}{own.split.n_tokens:>18,}{share:>8.1%}{read:>14.1%}")
+    return [*lines, ""]
+
+
+def by_length(split) -> tuple[np.ndarray, np.ndarray]:
+    """Documents, and their tokens, in classes of length of which `FINE` double it: 2^(i / FINE) and more."""
+    documents, tokens = np.zeros((2, 64 * FINE), np.int64)
+    for lengths in split.lengths():
+        classes = (FINE * np.log2(lengths)).astype(int)
+        documents += np.bincount(classes, minlength=len(documents))
+        tokens += np.bincount(classes, lengths, minlength=len(tokens)).astype(np.int64)
+    return documents, tokens
+
+
+def histogram(documents: np.ndarray) -> list[str]:
     """Documents by length, in classes that double: 1, 2-3, 4-7, ..."""
-    counts = np.bincount(np.log2(np.diff(split.ends, prepend=0)).astype(int))
+    counts = documents.reshape(-1, FINE).sum(1)
     return ["documents by length in tokens", *(
         f"{2**i:>9,} - {2**(i + 1) - 1:<9,} {count:>9,} {'█' * -(-WIDTH * count // counts.max())}"
         for i, count in enumerate(counts.tolist()) if count)]
+
+
+def draw(documents: np.ndarray, tokens: np.ndarray, row_length: int, file: Path) -> None:
+    """A PNG of documents, and of all their tokens, by length; the length of a row as a line."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    last = int(np.flatnonzero(documents).max()) + 1
+    above, below = figure.subplots(2, sharex=True)
+    for axis, counts, counted in ((above, documents, "documents"), (below, tokens, "tokens")):
+        axis.stairs(counts[:last], 2 ** (np.arange(last + 1) / FINE), fill=True, color="#4c78a8")
+        axis.axvline(row_length, color="#e45756", linestyle="--", label=f"a row: {row_length:,} tokens")
+        axis.set_ylabel(counted)
+    below.set_xscale("log", base=2)
+    below.set_xlabel("tokens of a document")
+    above.legend(frameon=False)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, format="png")
 
 
 def main() -> None:
@@ -46,9 +183,11 @@ def main() -> None:
     arguments.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=... task=...")
     arguments.add_argument("--split", default="train", help="train, val or test")
     arguments.add_argument("--rows", type=int, default=3, help="how many rows to show")
+    arguments.add_argument("--step", type=int, default=0, help="from which optimizer step on (val, test: which batch)")
     arguments.add_argument("--verify", action="store_true", help="read the whole store and compare its checksums")
+    arguments.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths as a picture, too")
     given = arguments.parse_args()
-    answer(inspect, given.words, given.split, given.rows, given.verify)
+    answer(inspect, given.words, given.split, given.rows, given.verify, given.step, given.png)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,25 @@ def prepare(words: list[str]) -> str:
     """Prepare tokenizer and token store of the run that `words` describe; what each split holds, as a table."""
     config = compose(*words)
     tokenizer = data.prepare_tokenizer(config)
-    store = data.prepare(config, tokenizer)
+    prepared = data.prepare(config, tokenizer)
+    stores = getattr(prepared, "stores", {"": prepared})  # of a mixture's sources
+    tables = [line for name, store in stores.items() for line in ([f"source {name}"] if name else []) + table(store)]
+    return "\n".join([*tables, f"tokenizer {tokenizer.hash[:12]}, {len(tokenizer):,} tokens"])
+
+
+def table(store: data.Store) -> list[str]:
     lines = [f"{'split':8}{'documents':>12}{'tokens':>16}{'bytes':>16}{'bytes/token':>14}"]
     for name in store.splits:
         split = store[name]
-        ratio = split.n_bytes / split.n_tokens
+        ratio = split.n_bytes / max(1, split.n_tokens)
         lines.append(f"{name:8}{split.n_documents:12,}{split.n_tokens:16,}{split.n_bytes:16,}{ratio:14.2f}")
+    if store.left_out["documents"]:
+        lines.append(f"{'repeated':8}{store.left_out['documents']:12,}{'left out':>16}{store.left_out['bytes']:16,}")
+    if store.megabytes_per_second:
+        lines.append(f"tokenised at {store.megabytes_per_second:.2f} MB/s")
     if store.xz_bits_per_byte:
         lines.append(f"xz needs {store.xz_bits_per_byte:.3f} bits per byte of val, having seen train")
-    return "\n".join([*lines, f"tokenizer {tokenizer.hash[:12]}, {len(tokenizer):,} tokens", f"in {store.folder}"])
+    return [*lines, f"in {store.folder}"]
 
 
 def main() -> None:

@@ -1,29 +1,35 @@
-"""Train a tokenizer on a corpus and write it to a file, for tokenizer.path=FILE.
+"""Train a tokenizer on a corpus and write it to a file, for tokenizer.path=FILE; what it makes of the text, as a table.
 
 python -m lmzoo.tools.train_tokenizer my.json tokenizer=unigram data=text data.path='books/*.txt'
 """
 
-from itertools import islice
 from pathlib import Path
 
 from lmzoo.tools import answer, parser
 
 from lmzoo import compose, data
-from lmzoo.data.preparation import sample
+from lmzoo.data.mixture import texts
+from lmzoo.tokenizer import measure, sample
+
+MEASURED_MB = 1  # of either text
 
 
 def train(file: Path, words: list[str]) -> str:
-    """Train, write `file`, and report how well it compresses the first of its own sample."""
+    """Train, write `file`, and measure it on text that it was trained on and on text that was held out."""
     chosen = {word.partition("=")[0] for word in words}
     config = compose(*(word for word in ("model=gpt", "task=clm") if word[:word.index("=")] not in chosen), *words)
     tokenizer = data.prepare_tokenizer(config)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(tokenizer.json, encoding="utf-8")
-    texts = list(islice(sample(config.data, config.tokenizer.sample_mb), 10_000))
-    ids = [id for document in tokenizer.encode_batch(texts) for id in document]
-    n_bytes, n_unknown = sum(len(text.encode()) for text in texts), sum(id == tokenizer.unk for id in ids)
-    return (f"{file}: {len(tokenizer):,} tokens, {n_bytes / len(ids):.2f} bytes per token, "
-            f"{n_unknown / len(ids):.3%} unknown")
+    source = texts(config.data)
+    lines = [f"{file}: {len(tokenizer):,} tokens",
+             f"{'text':<12}{'bytes':>12}{'tokens':>12}{'bytes/token':>14}{'unknown':>10}"]
+    found = {"trained on": source.sample(config.tokenizer.sample_mb), "held out": source.held_out_texts()}
+    for name, found_texts in found.items():
+        n_bytes, n_tokens, n_unknown = measure(tokenizer, sample(found_texts, MEASURED_MB))
+        each = max(1, n_tokens)
+        lines.append(f"{name:<12}{n_bytes:>12,}{n_tokens:>12,}{n_bytes / each:>14.2f}{n_unknown / each:>10.3%}")
+    return "\n".join(lines)
 
 
 def main() -> None:

@@ -1,10 +1,19 @@
 """From files to training rows: a token stream that is a pure function of (corpus, tokenizer, settings, seed, step).
 
-    corpus, pydoc    readers: a path becomes a stream of documents, in constant memory
+    corpus, tables, pydoc   readers: a path becomes a stream of documents, in constant memory
+    opening          files and their text, decompressed and decoded
+    sources          what is read, in which parts, and the split of each document
     preparation      documents become a token store, once, on disk, under a name that is a hash of all that went in
+    bar              how far that is
+    workers          processes that tokenise parts of a source
+    duplicates       which documents repeat an earlier text
     shards           the store: memory-mapped tokens, document borders, byte counts, labels
+    shardfile        one file of it
+    cache            where all that lies; its locks
     packing          what a row of the store is
+    fitting          packing whole documents: best fit decreasing
     sampler          which rows an optimizer step reads: a permutation computed on the fly
+    mixture          several sources as one, by weights
     loader           rows become batches; an item of the train loader is an optimizer step
     datamodule       the loaders of a run, for Lightning
 """
@@ -13,7 +22,7 @@ from importlib import import_module
 
 _HOMES = {"Document": "corpus", "DataModule": "datamodule", "Loader": "loader", "Store": "shards",
           "documents": "preparation",
-          "prepare": "preparation", "prepare_tokenizer": "preparation"}
+          "prepare": "mixture", "prepare_tokenizer": "mixture"}
 __all__ = ["DataModule", "Document", "Loader", "Store", "documents", "prepare", "prepare_tokenizer"]
 
 

@@ -1,153 +1,282 @@
-"""Readers: files become a stream of documents, one line of a file in memory at a time.
+"""Readers: files become a stream of documents, in constant memory, however long a file, a line or a document is.
 
-A reader is a function `reader(path) -> Iterator[Document]`; YAML names it and gives its other arguments. `path` is what
+A reader says into which pieces a source falls (`pieces(path)`, cheap) and reads one of them (`read(piece)`), so that
+several processes can share a large file; the documents of the pieces, in order, are those of the source. `path` is what
 the user typed: a file, a folder, a glob, or a list of those (None for a reader that carries its own text). To add a
-source, write such a function and a `conf/data/x.yaml`.
+source, write such a class, or a function `reader(path) -> Iterator[Document]`, and a `conf/data/x.yaml`.
 """
 
 import csv
-import glob
+import io
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import BinaryIO, Literal, NamedTuple
 
 from ..errors import UserError
+from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened
+
+PIECE_MB = 16  # of an uncompressed file that are read at one go
+LONGEST = 4_000_000  # characters: a longer text comes in parts of about that length
 
 
 class Document(NamedTuple):
-    """A text, the name of its class if it has one, and the split it belongs to if its source fixes that."""
+    """A text, the name of its class if it has one, and the split it belongs to if its source fixes that.
+
+    With `more` the text goes on in the next item: a very long one comes in parts, which are cut before white space that
+    follows something else (where byte-level tokens end as well), or between any two characters where there is none.
+    """
 
     text: str
     label: str | None = None
     split: str | None = None  # "train", "val" or "test"
+    more: bool = False
 
 
-def files(path: str | list[str] | None, word: str = "data.path") -> list[Path]:
-    """The files that `path` means, sorted, each once: a file, every file below a folder, a glob, or a list of those.
+class Reader:
+    """What all readers share: called with a path they yield all its documents, one piece after the other."""
 
-    Hidden files and folders are passed over. Raises `UserError` if a path matches nothing or a file is empty.
+    def __call__(self, path: str | list[str] | None) -> Iterator[Document]:
+        return chain.from_iterable(map(self.read, self.pieces(path)))
+
+
+# --- text: long ones in parts, names of classes
+
+def _cuts(text: str, length: int) -> Iterator[int]:
+    """Where the parts of the first `length` characters end, but for the last: before white space, if there is any."""
+    begin = 0
+    while length - begin > LONGEST:
+        part = text[begin : begin + LONGEST]
+        words = re.match(r".*\S(?= )", part, re.DOTALL) or re.match(r".*\S(?=\s)", part, re.DOTALL)
+        begin += words.end() if words else LONGEST
+        yield begin
+
+
+def in_parts(document: Document) -> Iterator[Document]:
+    """A document that is in memory, in parts if it is longer than `LONGEST`."""
+    begin = 0
+    for end in _cuts(document.text, len(document.text)):
+        yield document._replace(text=document.text[begin:end], more=True)
+        begin = end
+    yield document._replace(text=document.text[begin:]) if begin else document
+
+
+def stripped(fragments: Iterable[str], file: str) -> Iterator[Document]:
+    """The document that the fragments make, without white space at its ends, in parts; none if it is all white space.
+
+    Only about `LONGEST` characters are held, and as many of white space, which may prove to be at the end.
     """
-    if not path:
-        raise UserError(f"{word} is not set: give a file, a folder, a glob such as 'books/*.txt', or a list of them")
-    found: dict[Path, None] = {}
-    for one in [path] if isinstance(path, str | Path) else path:
-        here = Path(one).expanduser()
-        if here.is_dir():
-            matches = [file for file in here.rglob("*") if _visible(file.relative_to(here))]
-        elif here.exists():
-            matches = [here]
-        else:
-            matches = [Path(match) for match in glob.glob(str(here), recursive=True)]
-        matches = sorted(match.resolve() for match in matches if match.is_file())
-        if not matches:
-            raise UserError(f"{word}={one} matches no file (the current folder is {Path.cwd()})")
-        found.update(dict.fromkeys(matches))
-    for file in found:
-        if file.stat().st_size == 0:
-            raise UserError(f"{word}: {file} is empty: remove it or leave it out")
-    return list(found)
+    held, n, spaces = [], 0, 0
+    for fragment in fragments:
+        fragment = fragment if held else fragment.lstrip()
+        if not fragment:
+            continue
+        held.append(fragment)
+        n += len(fragment)
+        spaces = spaces + len(fragment) if fragment.isspace() else 0
+        if spaces > LONGEST:
+            raise UserError(f"{file} has more than {LONGEST:,} characters of white space at one place")
+        if n > LONGEST and not spaces:
+            text, begin = "".join(held), 0
+            for end in _cuts(text, len(text.rstrip())):
+                yield Document(text[begin:end], more=True)
+                begin = end
+            held, n = [text[begin:]], len(text) - begin
+    if held:
+        yield Document("".join(held).rstrip())
 
 
-def _visible(path: Path) -> bool:
-    return not any(part.startswith(".") for part in path.parts)
+def class_name(value) -> str | None:
+    """The name of a class: a text, or a number or truth value as JSON writes it; None for null and ""."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        return _storable(value, "label")
+    if isinstance(value, bool | int | float) and value == value:
+        return json.dumps(value)
+    raise ValueError(f"the label {value!r:.50} is not a text, a number, true or false")
 
 
-def lines(file: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file with their ends as they are, without a byte order mark.
-
-    Raises `UserError` with the file and the byte offset where it is not UTF-8.
-    """
-    offset = 0
-    with file.open("rb") as stream:
-        for line in stream:
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                byte, place = line[error.start], offset + error.start
-                raise UserError(f"{file} is not UTF-8: byte 0x{byte:02x} at offset {place}; convert it or leave it out "
-                                "of data.path") from error
-            yield text.removeprefix("\ufeff") if offset == 0 else text
-            offset += len(line)
+def _storable(text: str, what: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the {what} holds half of a surrogate pair, which no file can store") from None
+    return text
 
 
-def read_text(path: str | list[str] | None, split: Literal["file", "blank", "line"] = "blank") -> Iterator[Document]:
+# --- readers
+
+class TextFiles(Reader):
+    """Files of text, a large one in pieces by byte offset. A subclass reads the documents of one piece."""
+
+    splittable = True
+
+    def pieces(self, path: str | list[str] | None) -> list[Piece]:
+        found = []
+        for file in files(path):
+            size = file.stat().st_size
+            step = round(PIECE_MB * 1e6) if self.splittable and file.suffix.lower() not in COMPRESSED else size
+            found += [Piece(str(file), begin, begin + step, step) for begin in range(0, size - step, step)]
+            begin = (size - 1) // step * step
+            found.append(Piece(str(file), begin, None, size - begin))
+        return found
+
+    def read(self, piece: Piece) -> Iterator[Document]:
+        with opened(piece) as stream:
+            empty = piece.begin == 0 and piece.end is None
+            for document in self.documents(stream, piece):
+                empty = False
+                yield document
+            if empty:
+                raise UserError(f"{piece.file} holds no documents: remove it or leave it out")
+
+
+@dataclass(frozen=True)
+class Text(TextFiles):
     """Plain text. `split` says what a document is: a whole "file", what stands between "blank" lines, or a "line".
 
-    White space at the ends of a document and documents of nothing else are left out.
+    White space at the ends of a document is left out, and what is all white space is no document.
     """
-    for file in files(path):
-        found, block = False, []
-        for line in lines(file):
-            ends = split == "line" or split == "blank" and not line.strip()
-            block.append(line)
-            if ends and (text := "".join(block).strip()):
-                found = True
-                yield Document(text)
-            if ends:
-                block = []
-        if text := "".join(block).strip():
-            yield Document(text)
-        elif not found:
-            raise UserError(f"{file} holds nothing but white space: remove it or leave it out of data.path")
+
+    split: Literal["file", "blank", "line"] = "blank"
+
+    @property
+    def splittable(self) -> bool:
+        return self.split != "file"
+
+    def documents(self, stream: BinaryIO, piece: Piece) -> Iterator[Document]:
+        for _, fragments in groupby(self._numbered(stream, piece), itemgetter(0)):
+            yield from stripped(map(itemgetter(1), fragments), piece.file)
+
+    def _numbered(self, stream: BinaryIO, piece: Piece) -> Iterator[tuple[int, str]]:
+        """(number of the document, fragment of it). Between blank lines the last of these that comes before a document
+        says whose it is: the piece in which that line begins."""
+        end = sys.maxsize if piece.end is None else piece.end
+        number, ended, owned = 0, True, piece.begin == 0 or self.split == "line"
+        for offset, block in blocks(stream, piece):
+            for text in io.StringIO(block, newline="\n"):
+                if ended:
+                    blank, last = True, offset >= end
+                    if last and (self.split == "line" or not owned):
+                        return
+                ended = text.endswith("\n")
+                blank = blank and text.isspace()
+                if owned:
+                    yield number, text
+                if ended and (self.split == "line" or self.split == "blank" and blank):
+                    if last:
+                        return
+                    number, owned = number + 1, True
 
 
-def read_jsonl(path: str | list[str] | None, field: str | None = None,
-               label_column: str | None = None) -> Iterator[Document]:
-    """JSON lines: one object a line. `field` holds the text ("text" if not given; "a.b" looks into nested objects).
+@dataclass(frozen=True)
+class Jsonl(TextFiles):
+    """JSON lines: one object a line, which needs its own memory; blank lines are passed over.
 
-    `label_column` holds the class; if it is not given and the objects have "label", that is it.
+    `field` holds the text ("text" if not given; "a.b" looks into nested objects). `label_column` holds the class; if it
+    is not given and the objects have "label", that is it; null or "" is no label. An empty text is a document; an
+    escaped NUL is a character.
     """
-    for file in files(path):
-        for number, line in enumerate(lines(file), 1):
+
+    field: str | None = None
+    label_column: str | None = None
+
+    def documents(self, stream: BinaryIO, piece: Piece) -> Iterator[Document]:
+        for offset, line in lines(stream, piece):
+            if piece.end is not None and offset >= piece.end:
+                return
             if not line.strip():
                 continue
-            where = f"{file} line {number}"
             try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{where} is not JSON: {error}") from error
-            if not isinstance(record, dict):
-                raise UserError(f"{where} is not a JSON object but a {type(record).__name__}")
-            text = _field(record, field or "text", "data.field", where)
-            if not isinstance(text, str):
-                raise UserError(f"{where}: data.field={field or 'text'} is not text but {type(text).__name__}")
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise UserError(f"{where}: the text holds half of a surrogate pair, which no file can store") from error
-            label = _field(record, label_column, "data.label_column", where) if label_column else record.get("label")
-            yield Document(text, None if label is None else str(label))
+                document = self._document(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{piece.file} line {line_number(piece, offset)}: {error}") from error
+            yield from in_parts(document)
+
+    def _document(self, line: str) -> Document:
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ValueError(f"not a JSON object but a {type(record).__name__}")
+        name = self.field or "text"
+        text = _field(record, name, "data.field")
+        if not isinstance(text, str):
+            raise ValueError(f"data.field={name} is not text but {type(text).__name__}")
+        label = _field(record, self.label_column, "data.label_column") if self.label_column else record.get("label")
+        return Document(_storable(text, "text"), class_name(label))
 
 
-def _field(record: dict, name: str, word: str, where: str):
+def _field(record: dict, name: str, word: str):
     """The value of a key, or of a path of keys with dots between them."""
     value = record
     for key in [name] if name in record else name.split("."):
         if not isinstance(value, dict) or key not in value:
             names = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
-            raise UserError(f"{where} has no field {word}={name}; the fields are {names}")
+            raise ValueError(f"no field {word}={name}; the fields are {names}")
         value = value[key]
     return value
 
 
-def read_csv(path: str | list[str] | None, text_column: str | None = None, label_column: str | None = None,
-             delimiter: str = ",") -> Iterator[Document]:
-    """CSV whose first line names the columns; a file that ends in .tsv is split at tabs.
+def columns(file: str, found: list[str], text: str | None, label: str | None) -> tuple[str, str | None]:
+    """The columns of the text and of the label, by default "text" and, if there is one, "label"."""
+    text, label = text or "text", label or ("label" if "label" in found else None)
+    for word, name in (("text_column", text), ("label_column", label)):
+        if name is not None and found.count(name) != 1:
+            several = "more than one" if name in found else "no"
+            raise UserError(f"{file} has {several} column data.{word}={name}; the columns are {', '.join(found)}")
+    return text, label
 
-    `text_column` is "text" if not given; without `label_column` a column "label" is taken if there is one.
+
+@dataclass(frozen=True)
+class Csv(TextFiles):
+    """CSV whose first line names the columns; a file that ends in .tsv is split at tabs. A row needs its own memory.
+
+    `text_column` is "text" if not given; without `label_column` a column "label" is taken if there is one. An empty
+    cell is a document of no text, or no label. Blank lines are passed over.
     """
-    csv.field_size_limit(sys.maxsize)
-    for file in files(path):
-        rows = csv.DictReader(lines(file), delimiter="\t" if file.suffix == ".tsv" else delimiter)
-        columns = rows.fieldnames or []
-        for word, column in (("text_column", text_column or "text"), ("label_column", label_column)):
-            if column is not None and column not in columns:
-                raise UserError(f"{file} has no column data.{word}={column}; the columns are {', '.join(columns)}")
-        label = label_column or ("label" if "label" in columns else None)
-        for row in rows:
-            text = row[text_column or "text"]
-            if text is None:
-                raise UserError(f"{file} line {rows.line_num}: the row has fewer than {len(columns)} columns")
-            yield Document(text, row[label] if label else None)
+
+    text_column: str | None = None
+    label_column: str | None = None
+    delimiter: str = ","
+    splittable = False  # a quoted cell may hold line breaks
+
+    def pieces(self, path: str | list[str] | None) -> list[Piece]:
+        if len(self.delimiter) != 1 or self.delimiter in '\r\n"':
+            raise UserError(f"data.reader.delimiter={self.delimiter!r} is not a single character; where it is a tab, "
+                            "call the file .tsv")
+        return super().pieces(path)
+
+    def documents(self, stream: BinaryIO, piece: Piece) -> Iterator[Document]:
+        rows = self._rows(stream, piece)
+        _, names = next(rows, (1, []))
+        text, label = map(lambda name: name and names.index(name),
+                          columns(piece.file, names, self.text_column, self.label_column))
+        for number, row in rows:
+            if len(row) != len(names):
+                raise UserError(f"{piece.file} line {number}: {len(row)} cells, but there are {len(names)} columns")
+            yield from in_parts(Document(row[text], None if label is None else class_name(row[label])))
+
+    def _rows(self, stream: BinaryIO, piece: Piece) -> Iterator[tuple[int, list[str]]]:
+        """(number of its first line, row)"""
+        csv.field_size_limit(sys.maxsize)
+        tabs = [suffix for suffix in Path(piece.file).suffixes if suffix not in COMPRESSED][-1:] == [".tsv"]
+        rows = csv.reader((line for _, line in lines(stream, piece)), delimiter="\t" if tabs else self.delimiter,
+                          strict=True)
+        while True:
+            number = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise UserError(f"{piece.file} line {number}: {error} (is a quote open, or not doubled?)") from error
+            if row:
+                yield number, row

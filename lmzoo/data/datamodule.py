@@ -6,42 +6,58 @@ loader is one number. Rows come straight from the memory map, in the training pr
 
 from collections.abc import Mapping
 
+import numpy as np
 from lightning import LightningDataModule
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
 from .loader import Collated, Loader, RowLoader
+from .mixture import Mixed, MixedRows, Mixture
 from .packing import Rows
-from .sampler import Batches, Windows, split_batch
+from .sampler import Batches, Micro, Shuffled, Windows, split_batch
 from .shards import Store
 
 
 class DataModule(LightningDataModule):
-    """The loaders of a store for one task.
+    """The loaders of a store, or of a mixture of stores, for one task.
 
     `collator(examples) -> batch` makes tensors of rows, and `collator.window(row_length) -> (length, stride)` says how
     long rows are and by how much they advance (stride None: a row is a document). `config` is the node `data`.
-    Under a trainer its ranks share the work; changing their number changes nothing else.
+    Under a trainer its ranks share the work; changing their number changes nothing else. `limits` says of how many
+    batches (of `batch_size` rows) the evaluation of a split is, where not of all.
     """
 
-    def __init__(self, store: Store, tokenizer: Tokenizer, collator, config: Mapping, seed: int):
+    def __init__(self, store: Store | Mixture, tokenizer: Tokenizer, collator, config: Mapping, seed: int,
+                 limits: Mapping[str, int | None] | None = None):
         super().__init__()
         store.require(tokenizer)
         self.store, self.tokenizer, self.collator, self.seed = store, tokenizer, collator, seed
+        self.limits = limits or {}
         self.batch_size, self.num_workers = config["batch_size"], config.get("num_workers") or 0
         self._micro_batch_size = config.get("micro_batch_size")
+        self.automatic, self.decided = self._micro_batch_size == "auto", None
+        if self.automatic:
+            self._micro_batch_size = None
         split_batch(self.batch_size, self._micro_batch_size, 1)  # refuse a pair that does not divide before any work
         length, self.stride = collator.window(config["row_length"])
-        self.rows = {name: Rows(store[name], config["packing"], length, self.stride) for name in store.splits}
-        train = self.rows.get("train")
-        if train is not None and train.packing != "single" and train.split.n_tokens < length:
-            raise UserError(f"the training text has {train.split.n_tokens} tokens, not enough for one row of {length}: "
-                            "give more text (data.path) or a smaller data.row_length")
+        mixed = isinstance(store, Mixture)
+        self.rows = {split: MixedRows(store, split, config["packing"], length, self.stride) if mixed else
+                     Rows(store[split], config["packing"], length, self.stride) for split in store.splits}
+        for name, rows in self.rows["train"].sources.items() if "train" in self.rows else ():
+            if not len(rows) or rows.packing in ("stream", "isolate") and rows.split.n_tokens < length:
+                raise UserError("the training text" + (f" of data.sources.{name}" if name else "") +
+                                f" has {rows.split.n_tokens} tokens, not enough for one row of {length}: "
+                                "give more text (data.path) or a smaller data.row_length")
         self.labels, self.xz_bits_per_byte = store.labels, store.xz_bits_per_byte
 
     def n_rows(self, split: str) -> int:
         """Rows of a split; 0, as for the numbers below, if the data has no such split."""
         return len(self.rows[split]) if split in self.rows else 0
+
+    def n_evaluated(self, split: str) -> int:
+        """Rows of a split that its evaluation reads."""
+        limit = self.limits.get(split)
+        return min(self.n_rows(split), limit * self.batch_size) if limit else self.n_rows(split)
 
     def n_tokens(self, split: str) -> int:
         """All tokens of a split, bos and eos included."""
@@ -57,23 +73,70 @@ class DataModule(LightningDataModule):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens by which a full step advances through the corpus (with packing `single`, on average)."""
+        """Tokens by which a full step advances through the corpus (where rows are of many lengths, on average)."""
+        return round(self.batch_size * self.rows["train"].tokens_per_row)
+
+    @property
+    def _order(self) -> Shuffled | Mixed:
+        return self.rows["train"].order(self.seed)
+
+    def seen(self, steps: int) -> dict[str, int]:
+        """How many rows of each source of a mixture the first `steps` steps read; of other data nothing is said."""
+        seen = zip(self.rows["train"].sources, self._order.seen(steps, self.batch_size).tolist(), strict=True)
+        return {name: n for name, n in seen if name}
+
+    def sources(self, first_step: int, steps: int) -> dict[str, tuple[int, int]]:
+        """Of each source of a mixture, how many rows are read from `first_step` to `steps`, and how many there are."""
+        before, seen = self.seen(first_step), self.seen(steps)
+        return {name: (n - before[name], len(self.rows["train"].sources[name])) for name, n in seen.items()}
+
+    @property
+    def lost(self) -> tuple[int, int, int]:
+        """Training tokens that no row holds, positions of full rows that hold none, and both with all that is read."""
         rows = self.rows["train"]
-        if rows.packing != "single":
-            return self.batch_size * self.stride
-        return round(self.batch_size * (rows.split.n_tokens - rows.n_cut) / len(rows))
+        return rows.n_cut, rows.n_padding, rows.n_cut + rows.n_padding + rows.n_inputs
+
+    def rows_read(self, steps: int) -> int:
+        """Rows that the first `steps` steps read: an epoch's last step reads what is left of it."""
+        return int(self._order.seen(steps, self.batch_size).sum())
+
+    def tokens_read(self, steps: int) -> int:
+        """Tokens of those rows: exact over whole epochs, else by the mean row."""
+        seen = zip(self.rows["train"].sources.values(), self._order.seen(steps, self.batch_size), strict=True)
+        return round(sum(n * rows.n_inputs / len(rows) for rows, n in seen))
 
     @property
     def micro_batch_size(self) -> int:
         """Rows of one forward on one device."""
-        return split_batch(self.batch_size, self._micro_batch_size, self._ranks[1])
+        return split_batch(self.batch_size, self.decided or self._micro_batch_size, self._ranks[1])
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the rows of a forward are still to be found by trying, and said as `decided`."""
+        return self.automatic and self.decided is None
+
+    def state_dict(self) -> dict[str, int | None]:
+        return {"decided": self.decided}
+
+    def load_state_dict(self, state: dict[str, int | None]) -> None:
+        self.decided = state["decided"]  # another number of rows would be another run
+
+    def longest(self, n: int) -> dict:
+        """A batch of n rows as long as any in training: of rows that join documents, as any of the first hundred."""
+        rows, place, most, before = self.rows["train"], 0, 0, 0
+        first = (np.array([len(rows[row]["tokens"])]) for row in range(min(100, len(rows))))
+        for lengths in rows.split.lengths() if rows.packing == "single" else first:
+            if lengths.max() > most:
+                place, most = before + int(lengths.argmax()), lengths.max()
+            before += len(lengths)
+        return self._dataset("train").batch(Micro(0, np.full(n, place), np.zeros(n, np.int64)))
 
     @property
     def _ranks(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _windows(self, rank: int, world: int) -> Windows:
-        return Windows(self.n_rows("train"), self.batch_size, self.micro_batch_size, self.seed, rank, world)
+        return Windows(self._order, self.batch_size, self.micro_batch_size, rank, world)
 
     def _dataset(self, split: str) -> Collated:
         return Collated(self.rows[split], self.collator, self.seed)
@@ -90,5 +153,5 @@ class DataModule(LightningDataModule):
     def _evaluation(self, split: str) -> RowLoader | list:
         if split not in self.rows:
             return []
-        batches = Batches(self.n_rows(split), self.micro_batch_size, *self._ranks)
+        batches = Batches(self.n_evaluated(split), self.micro_batch_size, *self._ranks)
         return RowLoader(self._dataset(split), batches, self.num_workers)

@@ -3,6 +3,7 @@
 A worker process imports this file and no more of the training code, so that it starts quickly.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,8 @@ class Collated(Dataset):
 
     def batch(self, micro: Micro) -> Batch:
         """Tensors of one micro-batch, and its number as `micro`."""
-        batch = self.collator([self.rows[row] | {"key": (self.seed, micro.epoch, int(row))} for row in micro.rows])
+        batch = self.collator([self.rows[row] | {"key": (self.seed, epoch, row)}
+                               for row, epoch in zip(micro.rows.tolist(), micro.epochs.tolist(), strict=True)])
         if micro.filler:
             batch["labels"] = torch.full_like(batch["labels"], IGNORED)
         return batch | {"micro": micro.number}
@@ -51,15 +53,19 @@ class RowLoader(DataLoader):
 class Loader(RowLoader):
     """The train loader. Its state is the number of steps that it has handed out (workers run ahead of that)."""
 
+    waited = 0.0  # seconds for which the training process has waited for windows
+
     def __iter__(self):
-        step = self.sampler.step
+        step, asked = self.sampler.step, time.perf_counter()
         for window in super().__iter__():
+            self.waited += time.perf_counter() - asked
             step += 1
             self.sampler.step = step
             yield window
+            asked = time.perf_counter()
 
     def state_dict(self) -> dict[str, int]:
-        return {"step": self.sampler.step, "batch_size": self.sampler.batch_size, "n_rows": self.sampler.n_rows}
+        return {"step": self.sampler.step, "batch_size": self.sampler.batch_size, "n_rows": self.sampler.order.n_rows}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Go on at a step. Raises `UserError` if steps mean other rows now than when the state was saved."""

@@ -1,17 +1,22 @@
-"""Rows: what one example of a split is. The stream of tokens is cut into rows, or each document is one.
+"""Rows: what one example of a split is. The stream of tokens is cut into rows, or each document is one, or part of one.
 
     documents    [b a a a e][b c c e][b d d d d d e]       b: bos, e: eos
     stream       [b a a a e b c][c e b d d d d][d e]       full rows; the last is shorter, never dropped
     isolate      the same rows; attention stays within the documents (0 0 0 0 0 1 1 ...)
+    fit          [b d d d d d e][b a a a e] [b c c e]      whole documents, as many as fit; attention as in isolate
     single       [b a a a e] [b c c e] [b d d d d d e]     padded by the collator; longer documents are cut
 """
+
+from functools import cached_property
 
 import numpy as np
 
 from ..errors import UserError
+from .fitting import Fitted
+from .sampler import Shuffled
 from .shards import Split
 
-PACKINGS = ("stream", "isolate", "single")
+PACKINGS = ("stream", "isolate", "fit", "single")
 
 
 class Rows:
@@ -24,39 +29,79 @@ class Rows:
             raise UserError(f"data.packing={packing} joins documents, but this task reads one document a row: "
                             "set data.packing=single")
         self.split, self.packing, self.length, self.stride = split, packing, length, stride
+        self.ahead = length - stride if stride else 0  # tokens at a row's end that are read as targets only
+        self.fitted = Fitted(split, length, stride) if packing == "fit" else None
+
+    @property
+    def sources(self) -> dict[str | None, "Rows"]:
+        """The rows of each source of a mixture; of a corpus by itself, these."""
+        return {None: self}
+
+    def order(self, seed: int) -> Shuffled:
+        """Which rows a step of training reads."""
+        return Shuffled(len(self), seed)
 
     def __len__(self) -> int:
         if self.packing == "single":
             return self.split.n_documents
+        if self.fitted:
+            return len(self.fitted)
         return 1 + max(0, -(-(self.split.n_tokens - self.length) // self.stride))
 
-    @property
+    @cached_property
     def n_cut(self) -> int:
         """Tokens that no row holds: the ends of documents longer than a row. Only `single` cuts."""
         if self.packing != "single":
             return 0
-        lengths = np.diff(self.split.ends, prepend=0)
-        return int(np.maximum(lengths - self.length, 0).sum())
+        return sum(int(np.maximum(lengths - self.length, 0).sum()) for lengths in self.split.lengths())
+
+    @property
+    def n_inputs(self) -> int:
+        """Tokens that rows read as inputs, over all rows."""
+        if self.fitted:
+            return self.fitted.n_inputs
+        return self.split.n_tokens - self.n_cut - self.ahead * (len(self) if self.packing == "single" else 1)
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Inputs of a row: of a full one, or where rows are of many lengths on average."""
+        return self.n_inputs / len(self) if self.packing in ("fit", "single") else self.stride
+
+    @property
+    def n_padding(self) -> int:
+        """Positions of rows of full length that hold no token."""
+        return len(self) * (self.length - self.ahead) - self.n_inputs
 
     def __getitem__(self, row: int) -> dict:
         """`tokens` int64 (n,), `document_ids` int32 (n,) from 0; if the store has them, `label` and `word_starts`."""
         split = self.split
-        if self.packing == "single":
+        if self.fitted:
+            spans = self.fitted[row]
+        elif self.packing == "single":
             begin, end = split.span(row)
-            places = np.arange(begin, min(end, begin + self.length))
-            if self.stride is None:
-                places[-1] = end - 1
-            tokens, document_ids = split.read(begin, end)[places - begin], np.zeros(len(places), np.int32)
+            if self.stride is None and end - begin > self.length:
+                spans = [(begin, begin + self.length - 1), (end - 1, end)]
+            else:
+                spans = [(begin, min(end, begin + self.length))]
         else:
             begin = row * self.stride
-            end = min(begin + self.length, split.n_tokens)
-            places = np.arange(begin, end)
-            first, last = np.searchsorted(split.ends, [begin, end - 1], side="right")
-            document_ids = np.searchsorted(split.ends[first:last], places, side="right").astype(np.int32)
-            tokens = split.read(begin, end)
-        example = {"tokens": tokens, "document_ids": document_ids}
-        if self.packing == "single" and (label := split.label(row)) is not None:
-            example["label"] = label
-        if split.words is not None:
-            example["word_starts"] = split.words[places].astype(bool)
+            spans = [(begin, min(begin + self.length, split.n_tokens))]
+        example = {"tokens": _joined(split.read, spans)}
+        if self.packing == "single":
+            example["document_ids"] = np.zeros(len(example["tokens"]), np.int32)
+            if (label := split.label(row)) is not None:
+                example["label"] = label
+        elif self.fitted:
+            lengths = [end - begin for begin, end in spans]
+            example["document_ids"] = np.repeat(np.arange(len(spans), dtype=np.int32), lengths)
+        else:
+            documents = split.documents_at(*spans[0])
+            example["document_ids"] = (documents - documents[0]).astype(np.int32)
+        if split.has_words:
+            example["word_starts"] = _joined(split.word_starts, spans)
         return example
+
+
+def _joined(read, spans) -> np.ndarray:
+    parts = [read(begin, end) for begin, end in spans]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)

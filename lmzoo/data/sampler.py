@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..draws import mix
 from ..errors import UserError
 
 ROUNDS = 6
@@ -32,51 +33,61 @@ def _feistel(value: np.ndarray, half: np.uint64, keys: np.ndarray) -> np.ndarray
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = value >> half, value & mask
     for key in keys:
-        left, right = right, left ^ _mix(right ^ key) & mask
+        left, right = right, left ^ mix(right ^ key) & mask
     return left << half | right
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
-    """A 64-bit hash: the finaliser of SplitMix64 (Steele et al. 2014)."""
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
+class Shuffled:
+    """The order of one corpus: each epoch permutes its rows anew, and its last step reads what is left of them."""
+
+    def __init__(self, n_rows: int, seed: int):
+        self.n_rows, self.seed = n_rows, seed
+
+    def read(self, step: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of a step, and the epoch of each."""
+        epoch, k = divmod(step, -(-self.n_rows // batch_size))
+        index = np.arange(k * batch_size, min((k + 1) * batch_size, self.n_rows))
+        return permute(index, self.n_rows, (self.seed, epoch)), np.full(len(index), epoch)
+
+    def seen(self, steps: int, batch_size: int) -> np.ndarray:
+        """How many rows the first `steps` steps read, of each source (here there is one)."""
+        epochs, k = divmod(steps, -(-self.n_rows // batch_size))
+        return np.array([epochs * self.n_rows + k * batch_size])
 
 
 class Micro(NamedTuple):
     """Rows of one forward. `number` counts the micro-batches of a step over all ranks; a filler carries no targets."""
 
     number: int
-    epoch: int
     rows: np.ndarray
+    epochs: np.ndarray
     filler: bool = False
 
 
 class Windows:
     """For the torch loader: from `step` to the end of its epoch, what this rank reads in each optimizer step.
 
-    A step is `batch_size` rows, the last of an epoch what is left. Its micro-batch m belongs to rank m % world; ranks
-    that come out short get a filler, since all must run the same number of forwards.
+    `order` says which rows a step of `batch_size` reads. Its micro-batch m belongs to rank m % world; ranks that come
+    out short get a filler, since all must run the same number of forwards.
     """
 
-    def __init__(self, n_rows: int, batch_size: int, micro_batch_size: int, seed: int, rank: int = 0, world: int = 1):
-        self.n_rows, self.batch_size, self.micro_batch_size = n_rows, batch_size, micro_batch_size
-        self.seed, self.rank, self.world = seed, rank, world
+    def __init__(self, order, batch_size: int, micro_batch_size: int, rank: int = 0, world: int = 1):
+        self.order, self.batch_size, self.micro_batch_size = order, batch_size, micro_batch_size
+        self.rank, self.world = rank, world
         self.step = 0
 
     def __len__(self) -> int:
         """Steps of an epoch."""
-        return -(-self.n_rows // self.batch_size)
+        return -(-self.order.n_rows // self.batch_size)
 
     def window(self, step: int) -> list[Micro]:
         """The micro-batches of this rank in a step."""
-        epoch, k = divmod(step, len(self))
-        index = np.arange(k * self.batch_size, min((k + 1) * self.batch_size, self.n_rows))
-        rows = permute(index, self.n_rows, (self.seed, epoch))
-        micros = [Micro(m, epoch, rows[begin:begin + self.micro_batch_size])
-                  for m, begin in enumerate(range(0, len(rows), self.micro_batch_size))]
+        rows, epochs = self.order.read(step, self.batch_size)
+        size = self.micro_batch_size
+        micros = [Micro(m, rows[begin:begin + size], epochs[begin:begin + size])
+                  for m, begin in enumerate(range(0, len(rows), size))]
         while len(micros) % self.world:
-            micros.append(Micro(len(micros), epoch, micros[0].rows, filler=True))
+            micros.append(micros[0]._replace(number=len(micros), filler=True))
         return micros[self.rank::self.world]
 
     def __iter__(self) -> Iterator[list[Micro]]:
@@ -99,9 +110,12 @@ class Batches:
     def __iter__(self) -> Iterator[Micro]:
         size = self.micro_batch_size
         for number in range(self.rank, -(-self.n_rows // size), self.world):
-            yield Micro(number, 0, np.arange(number * size, min((number + 1) * size, self.n_rows)))
+            yield self._batch(number, number * size, min((number + 1) * size, self.n_rows))
         if self.rank >= -(-self.n_rows // size):
-            yield Micro(self.rank, 0, np.arange(min(size, self.n_rows)), filler=True)
+            yield self._batch(self.rank, 0, min(size, self.n_rows), filler=True)
+
+    def _batch(self, number: int, begin: int, end: int, filler: bool = False) -> Micro:
+        return Micro(number, np.arange(begin, end), np.zeros(end - begin, np.int64), filler)
 
 
 def split_batch(batch_size: int, micro_batch_size: int | None, world: int) -> int:

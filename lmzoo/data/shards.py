@@ -1,106 +1,129 @@
-"""The token store: a folder of flat files that are memory-mapped, so that opening one costs the same at any size.
+"""The token store: a folder of memory-mapped shards, so that opening one costs the same at any size.
 
 A store holds up to three splits (train, val, test). Each is one long stream of tokens, documents one after the other as
-`bos t1 .. tn eos`, in five files:
+`bos t1 .. tn eos`. Between documents the stream is cut into shards (`shardfile.py`), one for each part of the source
+that has documents of the split, numbered in the order of the source.
 
-    train.tokens   64 bytes of header (magic, version, bytes per token, tokenizer's hash, number of tokens), then tokens
-    train.ends     int64 per document: where it ends in the stream
-    train.bytes    int64 per document: UTF-8 bytes of its raw text, before any normalisation
-    train.labels   int32 per document: its class, in the order in which classes first occur; -1 for none
-    train.words    uint8 per token, 1 where a word begins (only where it was asked for)
-
-`meta.json`, written last, holds the splits, the labels by name and their order, and the sha256 of every file.
+`meta.json`, written last, holds the names of all classes in order, and of each split's shards the counts, the classes
+and the sha256 of what follows the header.
 """
 
 import hashlib
 import json
-import os
-import struct
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
+from .cache import write_whole
+from .shardfile import AGAIN, HEADER_SIZE, Shard
 
-MAGIC, VERSION = b"lmzoo\0tk", 1
-HEADER = struct.Struct("<8sII32sQ8x")  # magic, version, bytes per token, tokenizer, number of tokens
 SPLITS = ("train", "val", "test")
-FILES = {"ends": np.dtype("<i8"), "bytes": np.dtype("<i8"), "labels": np.dtype("<i4"), "words": np.dtype("u1")}
-
-
-def width_for(vocab_size: int) -> int:
-    """The bytes that a token id takes: 2 up to 65,536 ids, else 4."""
-    return 2 if vocab_size <= 1 << 16 else 4
 
 
 class Split:
-    """One split of a store. `ends` (n_documents,) is memory-mapped; tokens are read by their place in the stream.
+    """One split of a store: its tokens and documents by their place in the stream, over all its shards.
 
-    `classes` turns a class as the file has it into its index among the store's labels.
+    A shard is opened when something of it is first read. `n_tokens`, `n_documents`, `n_bytes` (UTF-8 of the raw text),
+    `n_unlabelled` (documents without a class), `labels` (the names of the classes that occur).
     """
 
-    def __init__(self, folder: Path, name: str, classes: list[int]):
-        self.folder, self.name, self.classes = Path(folder), name, classes
-        file = self.folder / f"{name}.tokens"
-        with file.open("rb") as stream:
-            header = stream.read(HEADER.size)
-        if len(header) < HEADER.size or header[:8] != MAGIC:
-            raise UserError(f"{file} is not a token file of lmzoo: delete the folder, it is prepared again")
-        _, version, width, tokenizer, self.n_tokens = HEADER.unpack(header)
-        if version != VERSION:
-            raise UserError(f"{file} has version {version}, this lmzoo reads version {VERSION}")
-        if file.stat().st_size != HEADER.size + width * self.n_tokens:
-            raise UserError(f"{file} should hold {self.n_tokens} tokens of {width} bytes but has another size: "
-                            "delete the folder, it is prepared again")
-        self.tokenizer = tokenizer.hex()
-        self._tokens = np.memmap(file, f"<u{width}", "r", HEADER.size, (self.n_tokens,))
-        self.ends, self._bytes, self._labels = (self._map(kind) for kind in ("ends", "bytes", "labels"))
-        self.words = self._map("words") if (self.folder / f"{name}.words").exists() else None
-        self.n_documents = len(self.ends)
-
-    def _map(self, kind: str) -> np.ndarray:
-        return np.memmap(self.folder / f"{self.name}.{kind}", FILES[kind], "r")
+    def __init__(self, folder: Path, name: str, meta: dict):
+        self.folder, self.name, self.tokenizer, self.has_words = folder, name, meta["tokenizer"], meta["words"]
+        self.shards: list[dict] = meta["splits"][name]
+        self._tokens, self._documents, n_bytes, n_unlabelled = (
+            list(accumulate((shard[count] for shard in self.shards), initial=0))
+            for count in ("tokens", "documents", "bytes", "unlabelled"))
+        self.n_tokens, self.n_documents = self._tokens[-1], self._documents[-1]
+        self.n_bytes, self.n_unlabelled = n_bytes[-1], n_unlabelled[-1]
+        number = {label: place for place, label in enumerate(meta["labels"])}
+        self._classes = [[number[label] for label in shard["labels"]] for shard in self.shards]
+        self.labels = sorted({label for shard in self.shards for label in shard["labels"]}, key=number.get)
+        self._opened: list[Shard | None] = [None] * len(self.shards)
 
     def __reduce__(self):  # a worker process maps the files anew instead of copying them
-        return Split, (self.folder, self.name, self.classes)
+        return _split, (self.folder, self.name)
 
-    @property
-    def n_bytes(self) -> int:
-        """UTF-8 bytes of the raw text of all documents."""
-        return int(self._bytes.sum())
+    def _shard(self, number: int) -> Shard:
+        if self._opened[number] is None:
+            told = self.shards[number]
+            self._opened[number] = Shard(self.folder / told["file"], self.tokenizer, told["tokens"], told["documents"])
+        return self._opened[number]
+
+    def _places(self, before: list[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """(shard, begin, end) for each shard that holds some of begin..end; `before` counts what precedes each."""
+        end = min(end, before[-1])
+        number = bisect_right(before, begin) - 1
+        while begin < end:
+            stop = min(end, before[number + 1])
+            if begin < stop:
+                yield number, begin - before[number], stop - before[number]
+            begin, number = stop, number + 1
+
+    def _read(self, kind: str, dtype: type, begin: int, end: int) -> np.ndarray:
+        found = [getattr(self._shard(shard), kind)[first:last] for shard, first, last in
+                 self._places(self._tokens, begin, end)]
+        return (found[0] if len(found) == 1 else np.concatenate([np.empty(0, dtype), *found])).astype(dtype)
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Tokens begin..end of the stream, int64 (end - begin,)."""
-        return self._tokens[begin:end].astype(np.int64)
+        return self._read("tokens", np.int64, begin, end)
 
-    @property
-    def n_unlabelled(self) -> int:
-        """Documents without a class."""
-        return int((self._labels < 0).sum())
+    def word_starts(self, begin: int, end: int) -> np.ndarray:
+        """Whether a word begins at each of the tokens begin..end, bool (end - begin,); only if `has_words`."""
+        return self._read("words", np.bool_, begin, end)
+
+    def documents_at(self, begin: int, end: int) -> np.ndarray:
+        """The document to which each of the tokens begin..end belongs, int64 (end - begin,)."""
+        found = [np.empty(0, np.int64)]
+        for shard, first, last in self._places(self._tokens, begin, end):
+            ends = self._shard(shard).ends
+            low, high = np.searchsorted(ends, [first, last - 1], side="right")
+            inside = np.searchsorted(ends[low:high], np.arange(first, last), side="right")
+            found.append(inside + (low + self._documents[shard]))
+        return np.concatenate(found)
 
     def label(self, document: int) -> int | None:
         """The index of a document's class among the store's labels, or None."""
-        label = int(self._labels[document])
-        return None if label < 0 else self.classes[label]
+        shard, place, _ = next(self._places(self._documents, document, document + 1))
+        label = int(self._shard(shard).labels[place])
+        return None if label < 0 else self._classes[shard][label]
 
     def span(self, document: int) -> tuple[int, int]:
         """Where a document begins and ends in the stream, bos and eos included."""
-        return int(self.ends[document - 1]) if document else 0, int(self.ends[document])
+        shard, place, _ = next(self._places(self._documents, document, document + 1))
+        ends, before = self._shard(shard).ends, self._tokens[shard]
+        return before + (int(ends[place - 1]) if place else 0), before + int(ends[place])
+
+    def lengths(self, at_a_time: int = 1 << 20) -> Iterator[np.ndarray]:
+        """The lengths of all documents in tokens, in order, int64, some at a time."""
+        for shard in range(len(self.shards)):
+            ends = self._shard(shard).ends
+            for begin in range(0, len(ends), at_a_time):
+                yield np.diff(ends[begin:begin + at_a_time], prepend=ends[begin - 1] if begin else 0)
 
 
 class Store:
-    """A prepared corpus: `store["train"]`, `store.splits` (the names that exist), `labels`, `xz_bits_per_byte`."""
+    """A prepared corpus: `store["train"]`, `store.splits` (the names that exist), `labels`, `xz_bits_per_byte`.
+
+    `left_out` counts the documents and bytes that de-duplication dropped, `megabytes_per_second` says how fast the
+    text was tokenised.
+    """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
-        meta = json.loads((self.folder / "meta.json").read_text(encoding="utf-8"))
+        meta = read_meta(self.folder / "meta.json")
         self.labels: list[str] | None = meta["labels"] or None
         self.xz_bits_per_byte: float | None = meta["xz_bits_per_byte"]
+        self.left_out: dict[str, int] = meta["left_out"]
+        self.megabytes_per_second: float | None = meta["megabytes_per_second"]
         self.tokenizer: str = meta["tokenizer"]
-        self._sha256: dict[str, str] = meta["sha256"]
-        self._splits = {name: Split(self.folder, name, meta["classes"]) for name in meta["splits"]}
+        self._splits = {name: Split(self.folder, name, meta) for name in SPLITS if name in meta["splits"]}
 
     def __getitem__(self, split: str) -> Split:
         return self._splits[split]
@@ -109,127 +132,55 @@ class Store:
         return Store, (self.folder,)
 
     @property
+    def name(self) -> str:
+        """A hash of all that went in."""
+        return self.folder.name
+
+    @property
     def splits(self) -> list[str]:
         return list(self._splits)
 
     def require(self, tokenizer: Tokenizer) -> None:
-        """Raise `UserError` unless `tokenizer` is the one that made every token of this store."""
-        for split in self._splits.values():
-            if split.tokenizer != tokenizer.hash:
-                raise UserError(f"{self.folder} was made with tokenizer {split.tokenizer[:12]}, "
-                                f"not with this one ({tokenizer.hash[:12]})")
+        """Raise `UserError` unless `tokenizer` is the one that made this store."""
+        if self.tokenizer != tokenizer.hash:
+            raise UserError(f"{self.folder} was made with tokenizer {self.tokenizer[:12]}, "
+                            f"not with this one ({tokenizer.hash[:12]})")
 
-    def verify(self) -> None:
-        """Read every file and raise `UserError` if one is not what was written."""
-        for name, expected in self._sha256.items():
-            if _sha256(self.folder / name) != expected:
-                raise UserError(f"{self.folder / name} is damaged (sha256): delete the folder, it is prepared again")
+    def verify(self, bodies: bool = True) -> None:
+        """Raise `UserError` if a shard is not what was written: its header and, with `bodies`, every byte of it."""
+        for split in self._splits.values():
+            for number, shard in enumerate(split.shards):
+                split._shard(number)
+                if bodies and _sha256(self.folder / shard["file"]) != shard["sha256"]:
+                    raise UserError(f"{self.folder / shard['file']} is damaged (sha256): {AGAIN}")
+
+
+def _split(folder: Path, name: str) -> Split:
+    return Store(folder)[name]
 
 
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
+        stream.seek(HEADER_SIZE)
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-class Writer:
-    """Writes a store into `folder`, going on where an earlier writer's last `commit` left it.
-
-    `done` documents of the source have been committed; whoever feeds the writer passes over that many.
-    """
-
-    def __init__(self, folder: Path, tokenizer: Tokenizer, words: bool = False):
-        self.folder, self.tokenizer, self.words = folder, tokenizer, words
-        self.width = width_for(len(tokenizer))
-        folder.mkdir(parents=True, exist_ok=True)
-        progress = folder / "progress.json"
-        state = json.loads(progress.read_text(encoding="utf-8")) if progress.exists() else {}
-        self.done: int = state.get("done", 0)
-        self.labels: list[str] = state.get("labels", [])
-        self.counts: dict[str, dict[str, int]] = state.get("splits", {})
-        self._files = {}
-        for split in list(self.counts):
-            self._open(split)
-
-    def _open(self, split: str) -> None:
-        """Open the files of a split and cut what was written after the last commit."""
-        counts = self.counts.setdefault(split, {"documents": 0, "tokens": 0})
-        sizes = {kind: dtype.itemsize * counts["documents"] for kind, dtype in FILES.items()}
-        sizes |= {"tokens": HEADER.size + self.width * counts["tokens"], "words": counts["tokens"]}
-        for kind, size in sizes.items():
-            if kind != "words" or self.words:
-                file = (self.folder / f"{split}.{kind}").open("ab")
-                file.truncate(size)
-                self._files[split, kind] = file
-
-    def add(self, split: str, encoded: Iterable[tuple[list[int], list[bool] | None]], texts: list[str],
-            labels: list[str | None]) -> None:
-        """Append documents: ids (without bos and eos) and, where words are kept, whether a word begins at each."""
-        if not texts:
-            return
-        if split not in self.counts:
-            self._open(split)
-        opening, closing = self.tokenizer.bos is not None, self.tokenizer.eos is not None
-        tokens, words, lengths = [], [], []
-        for ids, starts in encoded:
-            document = self.tokenizer.document(ids)
-            tokens += document
-            lengths.append(len(document))
-            if self.words:
-                words += [True] * opening + starts + [True] * closing
-        counts = self.counts[split]
-        self._append(split, "tokens", np.array(tokens, dtype=f"<u{self.width}"))
-        self._append(split, "ends", counts["tokens"] + np.cumsum(lengths))
-        self._append(split, "bytes", [len(text.encode()) for text in texts])
-        self._append(split, "labels", [self._label(label) for label in labels])
-        if self.words:
-            self._append(split, "words", words)
-        counts["tokens"] += len(tokens)
-        counts["documents"] += len(texts)
-
-    def _append(self, split: str, kind: str, values) -> None:
-        self._files[split, kind].write(np.asarray(values, dtype=FILES.get(kind)).tobytes())
-
-    def _label(self, label: str | None) -> int:
-        if label is None:
-            return -1
-        if label not in self.labels:
-            self.labels.append(label)
-        return self.labels.index(label)
-
-    def commit(self, done: int) -> None:
-        """Keep what was added so far: the source's first `done` documents need not be tokenised again."""
-        for file in self._files.values():
-            file.flush()
-            os.fsync(file.fileno())
-        self.done = done
-        write_whole(self.folder / "progress.json",
-                    json.dumps({"done": done, "labels": self.labels, "splits": self.counts}))
-
-    def finish(self, labels: list[str] | None, xz_bits_per_byte: float | None) -> None:
-        """Write the headers and, last, `meta.json`. Classes are numbered as in `labels`, or by their sorted names."""
-        names = labels or sorted(self.labels)
-        for file in self._files.values():
-            file.close()
-        splits = [split for split in SPLITS if split in self.counts]
-        for split in splits:
-            header = HEADER.pack(MAGIC, VERSION, self.width, bytes.fromhex(self.tokenizer.hash),
-                                 self.counts[split]["tokens"])
-            with (self.folder / f"{split}.tokens").open("r+b") as stream:
-                stream.write(header)
-                stream.flush()
-                os.fsync(stream.fileno())
-        meta = {"tokenizer": self.tokenizer.hash, "splits": splits, "xz_bits_per_byte": xz_bits_per_byte,
-                "labels": names, "classes": [names.index(label) for label in self.labels],
-                "sha256": {f"{split}.{kind}": _sha256(self.folder / f"{split}.{kind}") for split, kind in self._files}}
-        write_whole(self.folder / "meta.json", json.dumps(meta, indent=1))
-        (self.folder / "progress.json").unlink(missing_ok=True)
+def read_meta(file: Path) -> dict:
+    """What `write_meta` wrote. Raises `UserError` if it was changed since, or is of another version."""
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+        told = meta.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UserError(f"{file} is not what lmzoo wrote: {AGAIN}") from error
+    if told != _checksum(meta):
+        raise UserError(f"{file} was changed by hand or is damaged: {AGAIN}")
+    return meta
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Write a file so that a reader, or a crash at any moment, finds the old one or the new one."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+def _checksum(meta: dict) -> int:
+    return crc32(json.dumps(meta, sort_keys=True).encode())
+
+
+def write_meta(file: Path, meta: dict) -> None:
+    """Make a folder of shards a store: the last file that is written, whole or not at all."""
+    write_whole(file, json.dumps(meta | {"checksum": _checksum(meta)}, indent=1))

@@ -1,0 +1,252 @@
+"""Mixtures: several sources, each with a share of the rows that its weight says, in an order that is computed.
+
+Rows come in blocks of 1024. In every block each source has the same number of rows, that of its weight (the largest
+remainder decides who gets what rounding leaves); where in the block they stand is a permutation, keyed by the block's
+number. So the k-th row of a source, and how many it has had by any step, follow from a block's number and one block.
+A source goes through its own epochs: its k-th row is of epoch k // n, which is a permutation of its n rows.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import accumulate, chain
+
+import numpy as np
+
+from ..errors import UserError
+from ..tokenizer import Tokenizer
+from . import preparation
+from .cache import key
+from .packing import Rows
+from .sampler import permute
+from .shards import SPLITS, Split, Store
+from .sources import Source
+
+BLOCK = 1024  # rows in which the shares are exact
+
+
+def nodes(data: Mapping) -> dict[str, Mapping]:
+    """The `data` node of each source of a mixture, by name, in the order that they have throughout."""
+    shared = {word: data.get(word) for word in ("cache_dir", "processes")}
+    return {name: {**node, **shared} for name, node in sorted((data.get("sources") or {}).items())}
+
+
+def prepare(config: Mapping, tokenizer: Tokenizer, split: str | None = None,
+            labels: list[str] | None = None) -> "Store | Mixture":
+    """The token store of a run, as `preparation.prepare`, or those of a mixture's sources."""
+    sources, stores = nodes(config["data"]), {}
+    if not sources:
+        return preparation.prepare(config, tokenizer, split, labels)
+    for name, node in sources.items():
+        with naming(name):
+            stores[name] = preparation.prepare({"data": node, "task": config.get("task")}, tokenizer, split, labels)
+    return Mixture(stores, {name: node["weight"] for name, node in sources.items()})
+
+
+def prepare_tokenizer(config: Mapping, say: Callable[[str], object] | None = None) -> Tokenizer:
+    """The tokenizer of a run, as `preparation.prepare_tokenizer`; for a mixture one, of all its sources."""
+    return preparation.prepare_tokenizer(config, texts(config["data"]), say)
+
+
+def texts(data: Mapping) -> "Source | Texts":
+    """Where the texts of a run come from, for its tokenizer."""
+    return Texts(data) if nodes(data) else Source(data)
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Let a user's mistake say of which source it is."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"data.sources.{source}: {error}") from None
+
+
+class Texts:
+    """What a tokenizer is trained on: training texts of all sources, in the proportion of their weights."""
+
+    def __init__(self, data: Mapping):
+        self.sources, total = {}, math.fsum(node["weight"] for node in nodes(data).values())
+        self.shares = {name: node["weight"] / total for name, node in nodes(data).items()}
+        for name, node in nodes(data).items():
+            with naming(name):
+                self.sources[name] = Source(node)
+
+    def identity(self) -> dict:
+        """What the texts depend on, as plain types."""
+        found = {}
+        for name, source in self.sources.items():
+            with naming(name):
+                found[name] = [self.shares[name], source.identity()]
+        return found
+
+    def sample(self, megabytes: float) -> Iterator[str]:
+        """About `megabytes`, or as much less as keeps the proportion where a source has not its share of that."""
+        sizes = {name: source.n_bytes / 1e6 for name, source in self.sources.items()}
+        most = min([size / self.shares[name] for name, size in sizes.items() if size], default=megabytes)
+        for name, source in self.sources.items():
+            with naming(name):
+                yield from source.sample(min(megabytes, most) * self.shares[name])
+
+    def held_out_texts(self) -> Iterator[str]:
+        """Validation texts, source after source."""
+        return chain.from_iterable(source.held_out_texts() for source in self.sources.values())
+
+
+class Mixture:
+    """The stores of several sources as one: `mixture["train"]`, and what else a store says of itself."""
+
+    xz_bits_per_byte = None
+
+    def __init__(self, stores: Mapping[str, Store], weights: Mapping[str, float]):
+        self.stores, self.weights = dict(stores), dict(weights)
+
+    @property
+    def name(self) -> str:
+        return key({name: [store.name, self.weights[name]] for name, store in self.stores.items()})
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The classes, if they are the same in all sources."""
+        first, *others = (store.labels for store in self.stores.values())
+        return first if all(labels == first for labels in others) else None
+
+    @property
+    def splits(self) -> list[str]:
+        return [split for split in SPLITS if any(split in store.splits for store in self.stores.values())]
+
+    def __getitem__(self, split: str) -> "Joined":
+        return Joined([store[split] for store in self.stores.values() if split in store.splits])
+
+    def require(self, tokenizer: Tokenizer) -> None:
+        for store in self.stores.values():
+            store.require(tokenizer)
+
+    def verify(self) -> None:
+        for store in self.stores.values():
+            store.verify()
+
+
+class Joined:
+    """The same split of several stores, one after the other."""
+
+    def __init__(self, splits: Sequence[Split]):
+        self.splits = list(splits)
+        self.n_tokens, self.n_documents, self.n_bytes, self.n_unlabelled = (
+            sum(getattr(split, count) for split in self.splits)
+            for count in ("n_tokens", "n_documents", "n_bytes", "n_unlabelled"))
+        self.labels = sorted({label for split in self.splits for label in split.labels})
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Tokens begin..end, int64, which lie in one store."""
+        for split in self.splits:
+            if begin < split.n_tokens:
+                return split.read(begin, end)
+            begin, end = begin - split.n_tokens, end - split.n_tokens
+        return np.empty(0, np.int64)
+
+    def span(self, document: int) -> tuple[int, int]:
+        """Where a document begins and ends, bos and eos included."""
+        before = 0
+        for split in self.splits:
+            if document < split.n_documents:
+                begin, end = split.span(document)
+                return before + begin, before + end
+            before, document = before + split.n_tokens, document - split.n_documents
+        raise IndexError(document)
+
+    def lengths(self) -> Iterator[np.ndarray]:
+        """The lengths of all documents in tokens, in order, some at a time."""
+        return chain.from_iterable(split.lengths() for split in self.splits)
+
+
+class MixedRows:
+    """The rows of a split of a mixture, numbered source after source; `sources` holds those of each."""
+
+    def __init__(self, mixture: Mixture, split: str, packing: str, length: int, stride: int | None):
+        self.split, self.packing, self.length, self.stride = mixture[split], packing, length, stride
+        self.sources = {name: Rows(store[split], packing, length, stride)
+                        for name, store in mixture.stores.items() if split in store.splits}
+        self.weights = [mixture.weights[name] for name in self.sources]
+        self._parts = list(self.sources.values())
+        self._starts = list(accumulate(map(len, self._parts), initial=0))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, row: int) -> dict:
+        source = bisect_right(self._starts, row) - 1
+        return self._parts[source][row - self._starts[source]]
+
+    def order(self, seed: int) -> "Mixed":
+        return Mixed(list(map(len, self._parts)), self.weights, seed)
+
+    @property
+    def n_cut(self) -> int:
+        return sum(rows.n_cut for rows in self.sources.values())
+
+    @property
+    def n_inputs(self) -> int:
+        return sum(rows.n_inputs for rows in self.sources.values())
+
+    @property
+    def n_padding(self) -> int:
+        return sum(rows.n_padding for rows in self.sources.values())
+
+    @property
+    def tokens_per_row(self) -> float:
+        each = [rows.tokens_per_row for rows in self.sources.values()]
+        return float(np.dot(each, apportion(self.weights, BLOCK))) / BLOCK
+
+
+class Mixed:
+    """The order of a mixture: sources of sizes (S,) rows by their weights (S,). All steps are full.
+
+    An epoch is as many rows as the sources hold together, whichever they are.
+    """
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int):
+        self.sizes, self.seed, self.n_rows = np.array(sizes), seed, sum(sizes)
+        self.counts = apportion(weights, BLOCK)
+
+    def read(self, step: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of a step, and the epoch of each."""
+        blocks, places = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), BLOCK)
+        order = {block: self._block(block) for block in range(blocks[0], blocks[-1] + 1)}
+        sources, before = np.stack([order[block] for block in order])[blocks - blocks[0], :, places].T
+        epochs, numbers = np.divmod(blocks * self.counts[sources] + before, self.sizes[sources])
+        rows = np.empty_like(numbers)
+        for source, epoch in set(zip(sources.tolist(), epochs.tolist(), strict=True)):
+            own = (sources == source) & (epochs == epoch)
+            n = int(self.sizes[source])
+            rows[own] = self.sizes[:source].sum() + permute(numbers[own], n, (self.seed, source, epoch))
+        return rows, epochs
+
+    def seen(self, steps: int, batch_size: int) -> np.ndarray:
+        """How many rows of each source the first `steps` steps read (S,)."""
+        blocks, rest = divmod(steps * batch_size, BLOCK)
+        return blocks * self.counts + np.bincount(self._block(blocks)[0, :rest], minlength=len(self.counts))
+
+    def _block(self, number: int) -> np.ndarray:
+        return arrange(tuple(self.counts.tolist()), self.seed, number)
+
+
+@lru_cache(maxsize=4)
+def arrange(counts: tuple[int, ...], seed: int, block: int) -> np.ndarray:
+    """Of each place of a block its source, and how many places of that source are before it: int64 (2, BLOCK)."""
+    sources = np.repeat(np.arange(len(counts)), counts)[permute(np.arange(BLOCK), BLOCK, (seed, len(counts), block))]
+    grouped = np.argsort(sources, kind="stable")
+    before = np.empty(BLOCK, np.int64)
+    before[grouped] = np.arange(BLOCK) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.stack([sources, before])
+
+
+def apportion(weights: Sequence[float], n: int) -> np.ndarray:
+    """Whole numbers (S,) that add up to n in the proportion of weights: rounded down, then by largest remainders."""
+    quotas = np.array(weights) / math.fsum(weights) * n
+    counts = quotas.astype(np.int64)
+    counts[np.argsort(counts - quotas, kind="stable")[:n - counts.sum()]] += 1
+    return counts
+

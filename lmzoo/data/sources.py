@@ -1,0 +1,199 @@
+"""Sources: what a `data` node reads, in which order, in which parts, and into which split each document goes."""
+
+import hashlib
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import UserError
+from .cache import cache_dir, key, locked, write_whole
+from .corpus import Document
+from .opening import Piece, files
+from .shards import SPLITS
+
+FORMAT = 2  # of stores and of what the readers yield: raise it when either changes
+HASHED_MB = 64  # corpora up to this size are recognised by their content, larger ones by their files' sizes and times
+PART_MB, PARTS = (16, 512), 64  # a part is a 64th of the source, but no smaller or larger than this
+PATHS = {"path": "train", "val_path": "val", "test_path": "test"}
+PYTHON = [platform.python_version(), sys.base_prefix]  # what the text of a reader without a path depends on
+
+
+class Unit(NamedTuple):
+    """A piece that is read at one go, the word that named its path, and its files as [path, size, mtime, ctime]."""
+
+    word: str
+    piece: Piece
+    files: list[list]
+
+
+def plain(node):
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def fraction_of(text: str, use: bytes = b"split") -> float:
+    """A number in [0, 1) that depends on the text alone."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6, person=use).digest()) / (1 << 48)
+
+
+def stat(file: str | Path) -> list:
+    """What changes whenever a file does: its path, size and times (nobody can set back the last)."""
+    found = os.stat(file)
+    return [str(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+def _given(unit: Unit, document: Document) -> str | None:
+    """The split that the source gives a document, but for "train" as the split of a whole piece."""
+    return None if unit.piece.split == "train" else document.split
+
+
+class Source:
+    """The documents of a `data` node. Raises `UserError` if a path matches nothing."""
+
+    def __init__(self, config: Mapping):
+        from hydra.utils import instantiate
+
+        self.config = {word: plain(config.get(word)) for word in (*PATHS, "reader", "val_fraction")}
+        self.cache = cache_dir(config)
+        self.reader = instantiate(self.config["reader"])
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """Every piece of `path`, `val_path` and `test_path`, in order."""
+        return [unit for word in PATHS if word == "path" or self.config[word] for unit in self._units(word)]
+
+    def _units(self, word: str) -> list[Unit]:
+        path = self.config[word]
+        found = [stat(file) for file in files(path, f"data.{word}")] if path else []
+        if not hasattr(self.reader, "pieces"):  # a function: all at one go
+            return [Unit(word, Piece(None, n_bytes=sum(size for _, size, *_ in found)), found)]
+        known = {file[0]: file for file in found}
+        return [Unit(word, piece, [known.get(piece.file) or stat(piece.file)] if piece.file else [])
+                for piece in self.reader.pieces(path)]
+
+    @property
+    def n_bytes(self) -> int:
+        """About how much text there is."""
+        return sum(unit.piece.n_bytes for unit in self.units)
+
+    def identity(self) -> dict:
+        """What the documents depend on, as plain types."""
+        return {"format": FORMAT, "reader": self.config["reader"], "val_fraction": self.config["val_fraction"],
+                **{word: self._fingerprints(word) for word in PATHS}}
+
+    def _fingerprints(self, word: str) -> list:
+        found = {file[0]: file for unit in self.units if unit.word == word for file in unit.files}
+        if not found:
+            return PYTHON if word == "path" else []
+        if sum(size for _, size, *_ in found.values()) > HASHED_MB * 1e6:
+            return list(found.values())
+        try:
+            return [[Path(file).name, hashlib.sha256(Path(file).read_bytes()).hexdigest()] for file in found]
+        except OSError as error:
+            raise UserError(f"data.{word}: {error.filename} cannot be read: {error.strerror}") from error
+
+    def parts(self) -> list[list[Unit]]:
+        """The units in parts, which one process works off at a time: a function of the source alone."""
+        smallest, largest = PART_MB
+        target = min(max(self.n_bytes / PARTS, smallest * 1e6), largest * 1e6)
+        found, size = [[]], 0
+        for unit in self.units:
+            if size >= target:
+                found.append([])
+                size = 0
+            found[-1].append(unit)
+            size += unit.piece.n_bytes
+        return found
+
+    def read(self, unit: Unit) -> Iterator[Document]:
+        """The documents of a unit. Raises `UserError` if a file of it isn't what it was when the units were listed."""
+        if hasattr(self.reader, "pieces"):
+            yield from self.reader.read(unit.piece)
+        elif self.config[unit.word]:
+            yield from self.reader(self.config[unit.word])
+        else:
+            yield from self._carried()
+        for file in unit.files:
+            if not Path(file[0]).exists() or stat(file[0]) != file:
+                raise UserError(f"{file[0]} changed while it was being read: run again")
+
+    def _carried(self) -> Iterator[Document]:
+        """What a reader yields without a path is kept in the cache: it is slow to parse."""
+        kept = self.cache / "corpora" / f"{key(FORMAT, self.config['reader'], PYTHON)}.jsonl"
+        if not kept.exists():
+            with locked(kept):
+                if not kept.exists():
+                    write_whole(kept, (json.dumps(document) + "\n" for document in self.reader(None)))
+        with kept.open(encoding="utf-8") as stream:
+            yield from (Document(*json.loads(line)) for line in stream)
+
+    def documents(self, units: Iterable[Unit] | None = None, split: str | None = None,
+                  held_out: float | None = None) -> Iterator[tuple[str, Document]]:
+        """(split, document) in the order of the source: each document in the split it belongs to.
+
+        That is the split its source gives it; else that of the path it came from (`path`, `val_path`, `test_path`); and
+        without a `val_path`, a hash of its text (of its first part) below `held_out` sends it to "val".
+        Some of what a source has as its own "train" may be held out too, if it has nothing as "val".
+        With `split`, all documents of `path` are of that split, but for those that their source gives to another.
+        """
+        if held_out is None:
+            held_out = self.held_out(split)
+        for unit in self.units if units is None else units:
+            if split and unit.word != "path":
+                continue
+            name = None  # the split of a document that goes on
+            for document in self.read(unit):
+                name = name or self._split(unit, document, split, held_out)
+                if not split or name == split:
+                    yield name, document
+                name = name if document.more else None
+            if name:
+                raise UserError(f"{unit.piece.file or 'the reader'}: the last document is said to go on")
+
+    @staticmethod
+    def _split(unit: Unit, document: Document, split: str | None, held_out: float) -> str:
+        if unit.word != "path":
+            return PATHS[unit.word]
+        if document.split not in (None, *SPLITS):
+            raise UserError("the source gives a text the split "
+                            f"{document.split!r}: it must be {', '.join(SPLITS)} or none")
+        given = document.split if split else _given(unit, document)
+        return given or split or ("val" if held_out and fraction_of(document.text) < held_out else "train")
+
+    def held_out(self, split: str | None = None) -> float:
+        """The hash below which a document is for validation: `val_fraction`, or more if it takes more to have one."""
+        fraction, path = self.config["val_fraction"], self.config["path"]
+        if not 0 <= fraction < 1:
+            raise UserError(f"data.val_fraction={fraction} is not in [0, 1)")
+        if not fraction or split or self.config["val_path"] or any(unit.piece.split == "val" for unit in self.units):
+            return 0.0
+        smallest, n, inside = 1.0, 0, False
+        for unit, document in ((one, found) for one in self.units if one.word == "path" for found in self.read(one)):
+            if not inside:
+                n += 1
+                smallest = min(smallest, fraction_of(document.text))
+                if smallest < fraction or _given(unit, document):
+                    return fraction
+            inside = document.more
+        if n < 2:
+            raise UserError(f"data.path={path} holds {n} document{'s' * (n != 1)}, so none can be held out for "
+                            "validation: set data.val_path, or data.val_fraction=0, or a finer data.reader.split")
+        return max(fraction, smallest + 2**-48)
+
+    def sample(self, megabytes: float) -> Iterator[str]:
+        """Training texts, about `megabytes` of them from all over the source: a hash of the text decides which."""
+        share = megabytes * 1e6 / max(1, self.n_bytes)
+        for split, document in self.documents():
+            if split == "train" and fraction_of(document.text, b"sample") < share:
+                yield document.text
+
+    def held_out_texts(self) -> Iterator[str]:
+        """Validation texts, in the order of the source."""
+        units = [unit for unit in self.units if unit.word == "val_path"] or None
+        return (document.text for split, document in self.documents(units) if split == "val")

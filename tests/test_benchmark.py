@@ -1,0 +1,121 @@
+"""The benchmarks' own instruments, on cases whose result is known; and a small run of the whole."""
+
+import json
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from lmzoo.tools.benchmark import NAMES, data, measure
+from lmzoo.tools.benchmark import __main__ as command
+from lmzoo.tools.benchmark.measure import Row, by_turns, disk, peak_memory, ratio, spread
+
+KEYS = {"family", "arm", "dtype", "tokens_per_s", "peak_memory_mb"}
+
+
+def test_arms_take_turns(monkeypatch):
+    calls, clock = [], [0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock[0])
+
+    def arm(name, seconds):
+        calls.append(name)
+        clock[0] += seconds
+
+    assert by_turns({"a": lambda: arm("a", 1), "b": lambda: arm("b", 5)}, 3) == {"a": [1, 1, 1], "b": [5, 5, 5]}
+    assert "".join(calls) == "abbaab"
+
+
+def test_ratios_are_taken_round_by_round():
+    assert spread([3, 1, 2]) == (2, 1, 3)
+    assert ratio([2, 4, 9], [1, 4, 3], "at least 1") == "2.00 [1.00 - 3.00], wanted: at least 1"
+
+
+def test_peak_memory_is_that_of_the_largest_process_of_the_tree():
+    ballast = bytearray(300_000_000)  # of this process, which is none of the command's
+    used = "x = bytearray({n}); x[::4096] = b'1' * len(x[::4096])"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {used.format(n=150_000_000)!r}])"
+    ballast[::4096] = b"1" * len(ballast[::4096])
+    alone, larger, inner = (peak_memory([sys.executable, "-c", code]) for code in
+                            ("pass", used.format(n=150_000_000), child))
+    assert alone < 50 and 150 < larger < 200 and 150 < inner < 200
+
+
+def test_a_command_that_fails_is_no_measurement():
+    with pytest.raises(subprocess.CalledProcessError):
+        peak_memory([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_disk_counts_every_file(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "b").write_bytes(bytes(1500))
+    (tmp_path / "c").write_bytes(bytes(500))
+    assert disk(tmp_path) == 0.002
+
+
+def test_the_text_is_the_same_each_time_and_its_repetitions_are_not():
+    draws = [data.sample(data.documents(), 0.3) for _ in range(2)]
+    texts = list(draws[0])
+    assert texts == list(draws[1]) and not any("\n\n" in text or not text.strip() for text in texts)
+    assert data.rotate("abcdef", 2) == "cdefab" and data.rotate("abcdef", 8) == "cdefab"
+
+
+def test_a_text_is_cut_into_whole_lines():
+    lines = [f"line {i}" for i in range(5000)]
+    pieces = list(data.cut("\n".join(lines), random.Random(0)))
+    assert "\n".join(pieces) == "\n".join(lines)
+    assert all(data.SHORTEST <= len(piece) <= data.LONGEST + 20 for piece in pieces[:-1])
+
+
+def test_datasets_and_lmzoo_read_the_same_tokens(tmp_path):
+    pytest.importorskip("datasets")
+    texts = list(data.sample(data.documents(), 0.1))[:-1]  # the last is cut, perhaps before a space
+    arms = {row.arm: row for row in prepared(tmp_path, texts)}
+    n_tokens = {arm: round(row.tokens_per_s * row.seconds[0]) for arm, row in arms.items()}
+    assert n_tokens["lmzoo data.prepare"] == n_tokens["datasets map"]
+    assert n_tokens["datasets map"] == n_tokens["tokenizers encode_batch"] + 2 * len(texts)  # bos and eos
+    assert arms["lmzoo data.prepare"].disk_mb > 0 and "at most 0.5" in arms["datasets map"].note
+
+
+def test_a_missing_peer_is_said(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    arms = {row.arm: row for row in prepared(tmp_path, list(data.sample(data.documents(), 0.05)))}
+    assert arms["datasets map"].note.startswith("skipped") and len(arms) == 3
+
+
+def prepared(folder, texts):
+    """The rows of `prepare` over these texts."""
+    tokenizer = data.train_bpe(texts, 400)
+    (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+    (folder / "text.txt").write_text("\n\n".join(texts), encoding="utf-8")
+    data.VOCABULARY, vocabulary = 400, data.VOCABULARY
+    try:
+        return list(data.prepare(folder, texts, processes=1, rounds=1))
+    finally:
+        data.VOCABULARY = vocabulary
+
+
+def test_rows_as_json(tmp_path, monkeypatch):
+    rows = [Row("open", "lmzoo one", seconds=(1.0, 0.5, 2.0)), Row("memory", "other", peak_memory_mb=3.5)]
+    monkeypatch.setattr(data, "run", lambda given: iter(rows))
+    said = command.measure("data", SimpleNamespace(json=tmp_path / "new.json"))
+    read = json.loads((tmp_path / "new.json").read_text())
+    assert all(set(row) >= KEYS for row in read) and read[0]["seconds"] == [1.0, 0.5, 2.0]
+    assert "1 s [0.5 - 2]" in said and "4 MB of memory" in said
+
+
+@pytest.mark.parametrize("words", [[], *([name] for name in NAMES)])
+def test_the_command_says_how_it_is_used(words):
+    asked = [sys.executable, "-m", "lmzoo.tools.benchmark", *words, "--help"]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    assert done.returncode == 0 and "--json" in done.stdout
+    assert all(name in done.stdout for name in NAMES)
+
+
+@pytest.mark.slow
+def test_a_small_run(tmp_path):
+    small = [sys.executable, "-m", "lmzoo.tools.benchmark", "data", "--mb", "1", "--rounds", "1", "--json"]
+    subprocess.run([*small, tmp_path / "data.json"], check=True)
+    rows = json.loads((tmp_path / "data.json").read_text())
+    assert {row["what"] for row in rows} == {"prepare", "memory", "collate", "open"}
+    assert all(set(row) >= KEYS for row in rows) and {row["family"] for row in rows} >= {"encoder", "decoder"}
