@@ -13,6 +13,7 @@ from torch import nn
 
 from .decoding import check_family, evaluating, generate
 from .errors import UserError
+from .tokenizer import WORD
 
 BLANK = "{}"
 
@@ -55,6 +56,26 @@ def fill_spans(model: nn.Module, tokenizer, text: str, max_new_tokens: int = 64)
         end = next((at for at, id in enumerate(behind) if id in tokenizer.special_ids), len(behind))
         spans[tokenizer.token(sentinel)] = tokenizer.decode(behind[:end]).strip()
     return spans
+
+
+def blanked(text: str, n_words: int = 1) -> tuple[str, list[str]]:
+    """``text`` with two of its parts, each of ``n_words`` words, as blanks; and what stood there.
+
+    They begin with the first letters after a quarter and after two thirds of the words.
+    """
+    words = list(WORD.finditer(text))
+    lettered = [i for i, word in enumerate(words[: len(words) - n_words]) if word[0].strip().isalpha()]
+    parts, taken, begin = [], [], 0
+    for least in (len(words) // 4, 2 * len(words) // 3):
+        at = next((i for i in lettered if i >= least), None)
+        if at is None or words[at].start() < begin:
+            continue
+        cut = words[at].end() - len(words[at][0].lstrip())
+        end = words[at + n_words - 1].end()
+        parts.append(text[begin:cut])
+        taken.append(text[cut:end])
+        begin = end
+    return BLANK.join([*parts, text[begin:]]), taken
 
 
 def join(tokenizer, text: str, fillers: Sequence[int]) -> list[int]:

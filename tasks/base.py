@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 
 import numpy as np
 import torch
@@ -17,10 +18,14 @@ import torch.distributed as dist
 from lightning import LightningModule
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..blocks.loss import IGNORED, cross_entropy
+from ..filling import blanked
 from ..optim import build as build_optimizer
+from ..optim import freeze
+from ..tokenizer import WORD
 
 
 def generator(seed: int, epoch: int, sample: int) -> np.random.Generator:
@@ -38,16 +43,23 @@ def stack(rows: Sequence[np.ndarray], fill: int) -> Tensor:
 
 def kept(rows: Sequence[np.ndarray]) -> Tensor:
     """The attention mask of `stack(rows)`: 1 where a row has an item, whatever that item is."""
-    return stack([np.ones(len(row), dtype=np.int64) for row in rows], 0)
+    lengths = torch.tensor([len(row) for row in rows])
+    return (torch.arange(max(1, int(lengths.max()))) < lengths[:, None]).long()
+
+
+def keys(examples: Sequence[dict]) -> np.ndarray:
+    """The (seed, epoch, sample) of each row, uint64 (B, 3): what its random numbers are drawn from."""
+    return np.array([row["key"] for row in examples], dtype=np.uint64)
 
 
 class Task(LightningModule):
     """A net, what it is trained for, and how a step is taken.
 
-    net: called through `forward(..., readout=...)` only; optim: lr, weight_decay, clip_norm (None or 0: no clipping)
-    and the optimizer's recipe; schedule: (steps taken, total_steps) -> multiplier of the learning rate. label_smoothing
-    and z_loss act in training only. A subclass sets `collator`, and defines `loss` where its nets read more than one
-    row; `summed` names the sums that its evaluation needs.
+    net: called through `forward(..., readout=...)` only; optim: lr, clip_norm (None or 0: no clipping), freeze, what
+    the groups depend on and the optimizer's recipe; schedule: (steps taken, total_steps) -> multiplier of the learning
+    rate. label_smoothing and z_loss act in training only. packing: the data's; prompts: what `show` works on in place
+    of held-out text. A subclass sets `collator`, and defines `loss` where its nets read more than one row; `summed`
+    names the sums that its evaluation needs.
     """
 
     summed: tuple[str, ...] = ("nll", "correct", "targets")
@@ -63,15 +75,19 @@ class Task(LightningModule):
         total_steps: int = 1,
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
+        packing: str = "stream",
+        prompts: list[str] | None = None,
     ):
         super().__init__()
         self.automatic_optimization = False
         self.net, self.tokenizer, self.optim, self.schedule = net, tokenizer, optim, schedule
         self.seed, self.total_steps = seed, total_steps
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
+        freeze(net, optim.get("freeze", ()))  # before anything wraps the net and counts on gradients
+        self.packing, self.isolated, self.prompts = packing, packing in ("isolate", "fit"), prompts
         self.identity: dict = {}  # what a checkpoint says of its run, set by the command that trains
         self.warnings: set[str] = set()
-        self.steps_taken = 0  # falls behind the step's number where a step had no target or overflowed in fp16
+        self.steps_taken = 0  # falls behind the step's number where a step changed nothing
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         """Sums over the batch's targets: "loss" with its graph, "targets", and those named in `summed`.
@@ -98,6 +114,27 @@ class Task(LightningModule):
         """What was learned, in plain text of at most 100 columns."""
         return ""
 
+    def blanks(self, n_words: int) -> list[tuple[str, list[str]]]:
+        """Prompts, or held-out texts with blanks, each with the words (`n_words` a blank) that stood there."""
+        if self.prompts:
+            return [(prompt, []) for prompt in self.prompts]
+        found = [blanked(text, n_words) for text in self.held_out(n_words=24)]
+        return [(text, words) for text, words in found if words]
+
+    def held_out(self, n_words: int, n_texts: int = 3) -> list[str]:
+        """The first `n_words` words of `n_texts` validation documents that have so many, from all over the split."""
+        data = self.trainer.datamodule
+        if data is None or "val" not in data.store.splits:
+            return []
+        split, found = data.store["val"], []
+        for document in np.linspace(0, split.n_documents - 1, 20 * n_texts, dtype=int).tolist():
+            begin, end = split.span(document)
+            text = self.tokenizer.decode(split.read(begin, min(end, begin + 8 * n_words))).strip()
+            words = list(islice(WORD.finditer(text), n_words))
+            if len(words) == n_words and "{" not in text and (text := text[: words[-1].end()]) not in found:
+                found.append(text)
+        return found[:: max(1, len(found) // n_texts)][:n_texts]
+
     # Training: one window is one step.
 
     def on_before_batch_transfer(self, batch: list[dict] | dict, dataloader_idx: int) -> list[dict] | dict:
@@ -109,47 +146,76 @@ class Task(LightningModule):
         return batch
 
     def training_step(self, window: list[dict], index: int) -> dict:
-        """One optimizer step; returns loss (the mean over all targets of all ranks), lr, grad_norm, targets, tokens.
+        """One optimizer step; returns loss (the mean over all targets of all ranks), lr, grad_norm, targets, tokens,
+        skipped, and under fp16 the loss_scale after it.
 
         tokens counts the kept tokens of `input_ids` over all ranks, without those of micro-batches that have no target.
-        A step without any target on any rank is counted, but changes nothing.
+        A step without any target on any rank is counted, but changes nothing. So is one whose loss or gradient is not
+        finite: its loss and targets are then left out (0), and `nonfinite` names the weights with such gradients.
+        `skipped` counts the run's steps so far that changed nothing.
         """
         step, optimizer, world = self.global_step, self.optimizers(), self.trainer.world_size
         multiplier = float(self.schedule(self.steps_taken, self.total_steps))
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
-        lr = optimizer.param_groups[0]["lr"]
+        lr = self.optim["lr"] * multiplier
         optimizer.zero_grad()
         targets, tokens = self.reduce([sum(micro[name] for micro in window) for name in ("targets", "tokens")])
         if targets == 0:
             self.warn_once("a step had no target and changed nothing: its rows are too short, or all labels are -100")
             optimizer._on_before_step()  # Lightning's count of steps, moved without taking one:
             optimizer._on_after_step()  # decay and moments would change the weights even where the gradient is 0
-            return {"loss": torch.zeros(()), "lr": lr, "grad_norm": 0.0, "targets": 0, "tokens": 0}
+            skipped = step + 1 - self.steps_taken
+            return {"loss": torch.zeros(()), "lr": lr, "grad_norm": 0.0, "targets": 0, "tokens": 0, "skipped": skipped}
         losses = []
         for number, micro in enumerate(window, 1):
             last = number == len(window)
             with nullcontext() if last or world == 1 else self.trainer.strategy.block_backward_sync():
-                torch.manual_seed(int(generator(self.seed, step, micro["micro"]).integers(2**63)))
-                loss = self.loss(micro)["loss"]
+                loss = self.micro_loss(micro, step)
                 self.manual_backward(loss * (world / targets))  # data-parallel training divides by world
                 losses.append(loss.detach())
+        self.total, self.nonfinite = torch.stack(losses).sum(), None
+        if world > 1:
+            dist.all_reduce(self.total)
         scale = self.loss_scale()
         optimizer.step()
-        if self.loss_scale() < scale:
+        if self.nonfinite is not None:
+            self.total, targets = torch.zeros(()), 0
+        elif self.loss_scale() < scale:
             rank_zero_warn(f"step {step + 1} was skipped: a gradient overflowed in fp16; the loss scale falls")
         else:
             self.steps_taken += 1
-        total = torch.stack(losses).sum()
-        if world > 1:
-            dist.all_reduce(total)
-        return {"loss": total / targets, "lr": lr, "grad_norm": self.grad_norm, "targets": targets, "tokens": tokens}
+        output = {"loss": self.total / max(1, targets), "lr": lr, "grad_norm": self.grad_norm, "targets": targets,
+                  "tokens": tokens, "skipped": step + 1 - self.steps_taken}  # fmt: skip
+        output |= {} if self.nonfinite is None else {"nonfinite": self.nonfinite}
+        return output if self.scaler() is None else output | {"loss_scale": self.loss_scale()}
+
+    def micro_loss(self, micro: dict, step: int) -> Tensor:
+        """The sum of a micro-batch's losses in a step, whose random numbers are those of the two, whoever asks."""
+        torch.manual_seed(int(generator(self.seed, step, micro["micro"]).integers(2**63)))
+        return self.loss(micro)["loss"]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip; under fp16 after the gradients are unscaled, which Lightning leaves to optimizers that fuse it."""
+        """Clip, or give up a step that is not finite, alike on all ranks, since loss and gradient are sums over them.
+
+        Under fp16 the gradients are unscaled first, which Lightning leaves to optimizers that fuse it; where one of
+        them overflows it is the scaler that skips the step.
+        """
         if self.scaler() is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             self.scaler().unscale_(optimizer)
-        self.grad_norm = clip_grad_norm_(self.parameters(), self.optim.get("clip_norm") or math.inf)
+        weights = {name: weight for name, weight in self.net.named_parameters() if weight.grad is not None}
+        norm = get_total_norm([weight.grad for weight in weights.values()])
+        self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        if not torch.isfinite(self.total if self.scaler() else self.total + self.grad_norm):
+            self.nonfinite = [name for name, weight in weights.items() if not weight.grad.isfinite().all()]
+            optimizer.zero_grad()  # a step without gradients moves neither weights nor moments, and decays nothing
+            return
+        clip_grads_with_norm_(weights.values(), self.optim.get("clip_norm") or math.inf, self.grad_norm)
+
+    def configure_model(self) -> None:
+        """Leave each rank its slice of the net, under a strategy that spreads it."""
+        if hasattr(self.trainer.strategy, "shard"):
+            self.trainer.strategy.shard(self.net)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         optimizer = build_optimizer(self.net, self.optim)
@@ -160,6 +226,9 @@ class Task(LightningModule):
     def on_fit_start(self) -> None:
         if self.net.family == "encoder-decoder" and str(self.trainer.precision).startswith("16"):
             rank_zero_warn("encoder-decoders often overflow in fp16: prefer trainer.precision=bf16-mixed or 32-true")
+        if str(self.trainer.precision) == "bf16-true":
+            rank_zero_warn("bf16-true keeps the weights themselves in bfloat16: updates below 1/256 of a weight are lost; "
+                           "bf16-mixed keeps them")  # fmt: skip
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["lmzoo"] = {**self.identity, "steps_taken": self.steps_taken}
@@ -208,7 +277,8 @@ class Task(LightningModule):
 
     def whole(self, split: str) -> bool:
         """Whether all of the split is evaluated, not a part of it as under `limit_val_batches`."""
-        return getattr(self.trainer, f"limit_{split}_batches") == 1.0
+        data = self.trainer.datamodule
+        return data.n_evaluated(split) == data.n_rows(split)
 
     # What both use.
 

@@ -58,14 +58,18 @@ class Classification(Task):
         self.labels = self.identity["labels"] = list(data.labels)  # a checkpoint names its classes
         if len(self.labels) != n_classes:
             raise UserError(f"the data has {len(self.labels)} labels, but the model's head has {n_classes} classes")
+        learned = data.rows["train"].split.labels if "train" in data.rows else self.labels
         for name, rows in data.rows.items():
             if rows.split.n_unlabelled:
                 raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
+            if unknown := [label for label in rows.split.labels if label not in learned]:
+                raise UserError(f"no text of train has the label {', '.join(map(repr, unknown))}, which {name} has: "
+                                f"leave those texts out of {name}, or give others to train on")
         self.accuracy = MulticlassAccuracy(n_classes, average="micro")
         self.f1 = MulticlassF1Score(n_classes, average="macro")
         cut = [f"{rows.n_cut:,} tokens of {split}" for split, rows in data.rows.items() if rows.n_cut]
         if cut:
-            self.warn_once(f"texts longer than data.row_length are cut there: {', '.join(cut)} are not read")
+            self.warn_once(f"data.row_length: {', '.join(cut)} are not read")
 
     def logits(self, batch: dict) -> Tensor:
         """(B, n_classes) in fp32."""
@@ -82,6 +86,7 @@ class Classification(Task):
         super().on_validation_epoch_start()
         self.accuracy.reset()
         self.f1.reset()
+        self.seen = [0.0] * len(self.labels)  # texts of each class
         self.predictions = []
 
     def validation_step(self, batch: dict, index: int) -> None:
@@ -100,12 +105,15 @@ class Classification(Task):
         if judged.any():
             self.accuracy.update(logits[judged], labels[judged])
             self.f1.update(logits[judged], labels[judged])
+            for label in labels[judged].tolist():
+                self.seen[label] += 1
         return logits
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
-        """Nats, accuracy, and F1 averaged over the classes."""
-        nats = super().summarise(sums, split)["loss"]
-        return {"loss": nats, "accuracy": self.accuracy.compute(), "f1": self.f1.compute()}
+        """Nats, accuracy, F1 averaged over the classes, and the accuracy of always naming the majority class."""
+        nats, seen = super().summarise(sums, split)["loss"], self.reduce(self.seen)
+        majority = max(seen) / max(1, sum(seen))
+        return {"loss": nats, "accuracy": self.accuracy.compute(), "f1": self.f1.compute(), "majority": majority}
 
     def predicted(self, batch: dict, logits: Tensor) -> list[tuple[int, dict]]:
         """For each text its place in the split, and itself with its label, the prediction and all probabilities."""

@@ -7,10 +7,11 @@ each of t1 .. tn and eos is a target exactly once. What follows eos is no target
     tokens   b x e b y e
     inputs   b x e b y         (may see across the border in `stream` packing, only their own document in `isolate`)
     labels   x e . y e         (. is -100)
+
+In `fit` packing a row holds whole documents, and an eos that nothing reads is no input: b x b y, with labels x e y e.
 """
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -26,11 +27,12 @@ class Shift:
     """Collator: labels are the inputs' next tokens. This is the one place where anything is shifted.
 
     Borders are known by the document ids and padding by the row's length, never by a token's id: bos, eos and pad may
-    all be one token. `isolate` hands the document ids on, so that no document sees another.
+    all be one token. `isolate` hands the document ids on, so that no document sees another; `fit` leaves out inputs
+    without a target, the last tokens of documents.
     """
 
-    def __init__(self, pad: int, isolate: bool):
-        self.pad, self.isolate = pad, isolate
+    def __init__(self, pad: int, isolate: bool, fit: bool = False):
+        self.pad, self.isolate, self.fit = pad, isolate, fit
 
     def window(self, row_length: int) -> tuple[int, int]:
         """How many tokens a row reads, and by how many rows advance."""
@@ -38,34 +40,30 @@ class Shift:
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Rows of tokens (n,) -> input_ids, labels (B, T) and, where needed, attention_mask, document_ids (B, T)."""
-        inputs = [row["tokens"][:-1] for row in examples]
-        borders = [np.diff(row["document_ids"]) != 0 for row in examples]
-        labels = [np.where(border, IGNORED, row["tokens"][1:]) for row, border in zip(examples, borders, strict=True)]
+        inputs, labels, documents = [], [], []
+        for row in examples:
+            tokens, ids = row["tokens"], row["document_ids"]
+            goes_on = ids[1:] == ids[:-1]
+            read = goes_on if self.fit else slice(None)
+            inputs.append(tokens[:-1][read])
+            labels.append(np.where(goes_on, tokens[1:], IGNORED)[read])
+            documents.append(ids[:-1][read])
         batch = {"input_ids": stack(inputs, self.pad), "labels": stack(labels, IGNORED)}
         mask = kept(inputs)
         if not mask.all():
             batch["attention_mask"] = mask
         if self.isolate:
-            batch["document_ids"] = stack([row["document_ids"][:-1] for row in examples], -1)
+            batch["document_ids"] = stack(documents, -1)
         return batch
 
 
 class CausalLM(Task):
-    """Next-token prediction. packing: `stream`, `isolate` or `single`, as the data is packed; prompts: for `show`."""
+    """Next-token prediction."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        tokenizer,
-        *args,
-        packing: str = "stream",
-        prompts: Sequence[str] = (),
-        **settings,
-    ):
+    def __init__(self, net: nn.Module, tokenizer, *args, **settings):
         super().__init__(net, tokenizer, *args, **settings)
         tokenizer.require("bos", "eos", task="clm")
-        self.collator = Shift(pad=tokenizer.pad or 0, isolate=packing == "isolate")
-        self.prompts = prompts
+        self.collator = Shift(tokenizer.pad or 0, self.isolated, fit=self.packing == "fit")
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """And bits per byte: all nats, those of eos too, over ln 2 and the UTF-8 bytes of the raw text."""
@@ -76,9 +74,10 @@ class CausalLM(Task):
         return metrics
 
     def show(self) -> str:
-        """Prompts continued, each token the likeliest."""
-        lines = ["Prompts (in brackets) continued, each token the likeliest:"]
-        for prompt in self.prompts:
+        """Prompts, or beginnings of held-out documents, continued."""
+        prompts = self.prompts or self.held_out(n_words=6)
+        lines = ["Beginnings (in brackets) continued, each token the likeliest:"] if prompts else []
+        for prompt in prompts:
             ids = [self.tokenizer.bos, *self.tokenizer.encode(prompt)]
             rows = torch.tensor([ids], device=self.device)
             n = min(N_CONTINUED, (self.net.max_positions or math.inf) - len(ids))

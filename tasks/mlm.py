@@ -7,15 +7,17 @@ of that size is equally likely, and what happens to a chosen token is drawn inde
 release of May 2019; for Chinese: Cui et al. 2019, arXiv:1906.08101).
 """
 
-from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..blocks.loss import IGNORED
+from ..draws import choose, draw, uniform
 from ..errors import UserError
 from ..filling import fill_masks
-from .base import Task, generator, kept, stack, wrap
+from .base import Task, kept, keys, stack, wrap
 
 
 class Masking:
@@ -51,40 +53,41 @@ class Masking:
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Rows of tokens (n,) -> input_ids, labels (B, T) and, where needed, attention_mask, document_ids (B, T)."""
-        inputs, labels = zip(*map(self.corrupt, examples), strict=True)
-        batch = {"input_ids": stack(inputs, self.pad), "labels": stack(labels, IGNORED)}
-        mask = kept(inputs)
+        rows = [row["tokens"] for row in examples]
+        tokens, mask = stack(rows, self.pad).numpy(), kept(rows)
+        ordinary = self.ordinary[tokens] & mask.numpy().astype(bool)
+        starts = ordinary.copy()
+        if self.whole_word:  # a word goes on where no word starts and the token before was ordinary too
+            word_starts = stack([row["word_starts"] for row in examples], 0).numpy().astype(bool)
+            starts[:, 1:] &= word_starts[:, 1:] | ~ordinary[:, :-1]
+        inputs, labels = self.corrupt(tokens, ordinary, starts, draw(keys(examples), tokens.shape[1], 3))
+        batch = {"input_ids": torch.from_numpy(inputs), "labels": torch.from_numpy(labels)}
         if not mask.all():
             batch["attention_mask"] = mask
         if self.isolate:
             batch["document_ids"] = stack([row["document_ids"] for row in examples], -1)
         return batch
 
-    def corrupt(self, example: dict) -> tuple[np.ndarray, np.ndarray]:
-        """(inputs, labels) of one row, both (n,). A unit is a token, or a word, that is made of ordinary tokens."""
-        rng, tokens = generator(*example["key"]), example["tokens"]
-        ordinary = self.ordinary[tokens]
-        starts = ordinary.copy()
-        if self.whole_word:  # a word goes on where no word starts and the token before was ordinary too
-            starts[1:] &= example["word_starts"][1:] | ~ordinary[:-1]
-        n_units = int(starts.sum())
-        if n_units == 0:
-            return tokens, np.full_like(tokens, IGNORED)
-        chosen = np.zeros(n_units, dtype=bool)
-        chosen[rng.permutation(n_units)[: max(1, round(self.rate * n_units))]] = True
-        fate = rng.random(n_units)
-        unit = np.maximum(starts.cumsum() - 1, 0)  # of each token; special ones are left out by `ordinary`
-        target = chosen[unit] & ordinary
-        inputs = tokens.copy()
-        drawn = self.drawable[rng.integers(len(self.drawable), size=len(tokens))]
-        to_mask = target & (fate[unit] < self.masked)
-        to_draw = target & ~to_mask & (fate[unit] < self.masked + self.random)
-        inputs[to_mask], inputs[to_draw] = self.mask, drawn[to_draw]
+    def corrupt(
+        self, tokens: np.ndarray, ordinary: np.ndarray, starts: np.ndarray, numbers: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(inputs, labels) from tokens, all (B, T), and drawn numbers (B, T, 3).
+
+        A unit, which is chosen and altered as one, begins at `starts` and goes on over ordinary tokens.
+        """
+        choice, fate, drawn = np.moveaxis(numbers, 2, 0)
+        n_units = starts.sum(1)
+        chosen = choose(choice, starts, np.minimum(np.maximum(np.rint(self.rate * n_units), 1).astype(int), n_units))
+        first = np.maximum.accumulate(np.where(starts, np.arange(tokens.shape[1]), 0), 1)  # place of the token's unit
+        target = np.take_along_axis(chosen, first, 1) & ordinary
+        fate = np.take_along_axis(uniform(fate), first, 1)
+        altered = np.where(fate < self.masked, self.mask, self.drawable[drawn % np.uint64(len(self.drawable))])
+        inputs = np.where(target & (fate < self.masked + self.random), altered, tokens)
         return inputs, np.where(target, tokens, IGNORED)
 
 
 class MaskedLM(Task):
-    """Masked language modelling; the head runs at the masked positions only. prompts: `{}` is a blank for `show`."""
+    """Masked language modelling; the head runs at the masked positions only."""
 
     def __init__(
         self,
@@ -95,22 +98,23 @@ class MaskedLM(Task):
         masked: float = 0.8,
         random: float = 0.1,
         whole_word: bool = False,
-        packing: str = "stream",
-        prompts: Sequence[str] = (),
         **settings,
     ):
         super().__init__(net, tokenizer, *args, **settings)
         tokenizer.require("mask", task="mlm")
         ordinary = ~np.isin(np.arange(len(tokenizer)), list(tokenizer.special_ids))
-        isolate = packing == "isolate"
-        self.collator = Masking(ordinary, tokenizer.mask, tokenizer.pad or 0, rate, masked, random, whole_word, isolate)
-        self.prompts = prompts
+        self.collator = Masking(
+            ordinary, tokenizer.mask, tokenizer.pad or 0, rate, masked, random, whole_word, self.isolated
+        )
 
     def show(self) -> str:
-        """Blanks filled, with the three likeliest tokens of each and their probabilities."""
-        lines = ["Blanks filled (the three likeliest tokens, with their probabilities):"]
-        for prompt in self.prompts:
+        """Blanks filled with the three likeliest tokens."""
+        texts = self.blanks(n_words=1)
+        lines = ["Blanks filled (the three likeliest tokens, with their probabilities):"] if texts else []
+        for prompt, truth in texts:
             lines.append(wrap(prompt.replace("{}", "____"), "  "))
-            for guesses in fill_masks(self.net, self.tokenizer, prompt, top=3):
-                lines.append("      " + "   ".join(f"{token} {probability:.2f}" for token, probability in guesses))
+            blanks = fill_masks(self.net, self.tokenizer, prompt, top=3)
+            for guesses, word in zip_longest(blanks, truth[: len(blanks)]):
+                line = "   ".join(f"{token} {probability:.2f}" for token, probability in guesses)
+                lines.append(f"      {line}" + (f"   (it was {word})" if word else ""))
         return "\n".join(lines)

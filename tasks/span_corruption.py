@@ -12,12 +12,14 @@ sentinels with what they stand for. Both end in eos, as in T5. The first span is
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ..blocks.loss import IGNORED
+from ..draws import choose, draw
 from ..errors import UserError
 from ..filling import fill_spans
-from .base import Task, generator, kept, stack, wrap
+from .base import Task, keys, stack, wrap
 
 
 class Corruption:
@@ -45,11 +47,14 @@ class Corruption:
         self.sentinels, self.start, self.eos, self.pad = np.array(sentinels), start, eos, pad
         self.density, self.mean_span, self.anywhere = density, mean_span, anywhere
 
-    def counts(self, n_tokens: int) -> tuple[int, int]:
-        """Noise tokens and spans of a row: T5's rounding, and at least one of both and one kept token for each span."""
-        n_noise = min(max(round(n_tokens * self.density), 1), n_tokens - 1)
-        n_spans = max(round(n_noise / self.mean_span), 1)
-        return n_noise, min(n_spans, n_tokens - n_noise)
+    def counts(self, n_tokens: int | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Noise tokens and spans of a row: T5's rounding, and at least one of both and one kept token for each span.
+
+        A row of fewer than two tokens has none.
+        """
+        n_noise = np.clip(np.rint(n_tokens * self.density), 1, np.maximum(n_tokens - 1, 0)).astype(int)
+        n_spans = np.maximum(np.rint(n_noise / self.mean_span), np.minimum(n_noise, 1)).astype(int)
+        return n_noise, np.minimum(n_spans, n_tokens - n_noise)
 
     def window(self, row_length: int) -> tuple[int, int]:
         """How many tokens a row reads, and by how many rows advance: what fills the encoder's row_length exactly."""
@@ -76,51 +81,64 @@ class Corruption:
 
         A row of a single token has nothing to hide: it becomes a row without targets.
         """
-        inputs, targets = zip(*map(self.corrupt, examples), strict=True)
-        decoder = [np.append(self.start, target[:-1]) for target in targets]
-        batch = {
-            "input_ids": stack(inputs, self.pad),
-            "decoder_input_ids": stack(decoder, self.pad),
-            "labels": stack(targets, IGNORED),
-        }
-        for name, mask in (("attention_mask", kept(inputs)), ("decoder_attention_mask", kept(decoder))):
+        rows = [row["tokens"] for row in examples]
+        tokens, lengths = stack(rows, self.pad).numpy(), np.array([len(row) for row in rows])
+        noise = self.noise(lengths, keys(examples))
+        starts = noise.copy()
+        starts[:, 1:] &= ~noise[:, :-1]
+        sentinels = self.sentinels[np.maximum(starts.cumsum(1) - 1, 0)]
+        kept_or_start = (np.arange(tokens.shape[1]) < lengths[:, None]) & (starts | ~noise)
+        inputs, n_inputs = gather(np.where(starts, sentinels, tokens), kept_or_start, self.eos, self.pad)
+        spans = np.stack([sentinels, tokens], 2).reshape(len(rows), -1)  # a span's sentinel before its first token
+        named = np.stack([starts, noise], 2).reshape(len(rows), -1)
+        labels, n_labels = gather(spans, named, np.where(lengths < 2, IGNORED, self.eos), IGNORED)
+        decoder = np.insert(labels[:, :-1], 0, self.start, axis=1)
+        read = {"": n_inputs, "decoder_": np.where(lengths < 2, 1, n_labels)}
+        batch = {"input_ids": inputs, "decoder_input_ids": decoder, "labels": labels}
+        for side, n in read.items():
+            mask = np.arange(batch[f"{side}input_ids"].shape[1]) < n[:, None]
+            batch[f"{side}input_ids"][~mask] = self.pad
             if not mask.all():
-                batch[name] = mask
-        return batch
+                batch[f"{side}attention_mask"] = mask.astype(np.int64)
+        return {name: torch.from_numpy(values) for name, values in batch.items()}
 
-    def corrupt(self, example: dict) -> tuple[np.ndarray, np.ndarray]:
-        """(input, target) of one row."""
-        tokens = example["tokens"]
-        if len(tokens) < 2:
-            return np.append(tokens, self.eos), np.array([], dtype=np.int64)
-        noise = self.noise(len(tokens), generator(*example["key"]))
-        starts = noise & ~np.append(False, noise[:-1])
-        sentinels = self.sentinels[: starts.sum()]
-        inputs = np.where(starts, self.sentinels[np.maximum(starts.cumsum() - 1, 0)], tokens)[~noise | starts]
-        target = np.insert(tokens[noise], np.flatnonzero(starts[noise]), sentinels)
-        return np.append(inputs, self.eos), np.append(target, self.eos)
-
-    def noise(self, n_tokens: int, rng: np.random.Generator) -> np.ndarray:
-        """Which tokens are noise (n_tokens,): kept and noise segments by turns, of random lengths that add up."""
-        n_noise, n_spans = self.counts(n_tokens)
-        spans = segments(n_noise, n_spans, rng)
-        if self.anywhere:  # one kept segment more; the outer two may be empty
-            gaps = segments(n_tokens - n_noise + 2, n_spans + 1, rng)
-            gaps[[0, -1]] -= 1
+    def noise(self, lengths: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Which tokens are noise (B, T): kept and noise segments by turns, of random lengths that add up."""
+        n_tokens = max(1, lengths.max())
+        n_noise, n_spans = self.counts(lengths)
+        gaps, spans = np.moveaxis(draw(keys, n_tokens + 1, 2), 2, 0)
+        spans = segments(n_noise, n_spans, spans)
+        if self.anywhere:  # one kept segment more; the outer two are an item shorter, and so may be empty
+            gaps = segments(lengths - n_noise + 2, n_spans + 1, gaps)[:, 1:]
         else:
-            gaps = np.append(segments(n_tokens - n_noise, n_spans, rng), 0)
-        turns = np.append(np.stack([gaps[:-1], spans], 1).flatten(), gaps[-1])
-        return np.repeat(np.arange(len(turns)) % 2 == 1, turns)
+            gaps = segments(lengths - n_noise, n_spans, gaps)
+        turns = np.sort(np.concatenate([2 * gaps, 2 * spans + 1], 1), 1)[:, :n_tokens]
+        return (turns % 2 == 1) & (np.arange(n_tokens) < lengths[:, None])
 
 
-def segments(n_items: int, n_segments: int, rng: np.random.Generator) -> np.ndarray:
-    """Lengths (n_segments,) of segments, none empty, that n_items fall into; each partition is equally likely."""
-    cuts = np.sort(rng.permutation(n_items - 1)[: n_segments - 1]) + 1
-    return np.diff(np.concatenate([[0], cuts, [n_items]]))
+def segments(n_items: np.ndarray, n_segments: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """The segment of each item (B, n + 1) that n_items (B,) fall into, none empty; each partition is equally likely.
+
+    numbers: drawn ones (B, n), one for each place between two items. Beyond the items stands a segment after all.
+    """
+    cuts = choose(numbers, np.arange(numbers.shape[1]) < n_items[:, None] - 1, n_segments - 1)
+    segment = np.insert(cuts.cumsum(1), 0, 0, axis=1)
+    return np.where(np.arange(segment.shape[1]) < n_items[:, None], segment, segment.shape[1])
+
+
+def gather(
+    values: np.ndarray, chosen: np.ndarray, closing: int | np.ndarray, fill: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The chosen of values (B, n) moved to the left of each row, `closing` behind them; the rows' lengths (B,)."""
+    lengths = chosen.sum(1)
+    gathered = np.full((len(values), lengths.max() + 1), fill)
+    gathered[np.arange(gathered.shape[1]) < lengths[:, None]] = values[chosen]
+    gathered[np.arange(len(values)), lengths] = closing
+    return gathered, lengths + 1
 
 
 class SpanCorruption(Task):
-    """T5's objective, with teacher forcing. packing: `stream` or `single`; prompts: `{}` is a blank for `show`."""
+    """T5's objective, with teacher forcing."""
 
     def __init__(
         self,
@@ -130,18 +148,16 @@ class SpanCorruption(Task):
         density: float = 0.15,
         mean_span: float = 3.0,
         anywhere: bool = False,
-        packing: str = "stream",
-        prompts: Sequence[str] = (),
         **settings,
     ):
         super().__init__(net, tokenizer, *args, **settings)
-        if packing == "isolate":
-            raise UserError("data.packing=isolate: spans of span corruption cross documents; use stream or single")
+        if self.isolated:
+            raise UserError(f"data.packing={self.packing}: spans of span corruption cross documents; "
+                            "use stream or single")
         tokenizer.require("sentinels", "start", "eos", task="span_corruption")
         self.collator = Corruption(
             tokenizer.sentinels, tokenizer.start, tokenizer.eos, tokenizer.pad or 0, density, mean_span, anywhere
         )
-        self.prompts = prompts
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         return self.net(
@@ -153,9 +169,12 @@ class SpanCorruption(Task):
         )
 
     def show(self) -> str:
-        """Blanks filled, each token the likeliest."""
-        lines = ["Blanks filled (in brackets), each token the likeliest:"]
-        for prompt in self.prompts:
+        """Blanks filled."""
+        texts = self.blanks(n_words=2)
+        lines = ["Blanks filled (in brackets), each token the likeliest:"] if texts else []
+        for prompt, truth in texts:
             spans = fill_spans(self.net, self.tokenizer, prompt).values()
             lines.append(wrap(prompt.format(*(f"[{span}]" for span in spans)), "  "))
+            if truth:
+                lines.append(wrap(f"(it was {', '.join(f'[{span}]' for span in truth)})", "      "))
         return "\n".join(lines)

@@ -41,9 +41,9 @@ def examples(texts=TEXTS):
         yield {"tokens": tokens, "label": sample % 3, "key": (0, 0, sample)}
 
 
-def held(cut=0, unlabelled=0):
+def held(cut=0, unlabelled=0, labels=()):
     """What the task asks of a split's rows."""
-    return SimpleNamespace(n_cut=cut, split=SimpleNamespace(n_unlabelled=unlabelled))
+    return SimpleNamespace(n_cut=cut, split=SimpleNamespace(n_unlabelled=unlabelled, labels=list(labels)))
 
 
 class Texts(LightningDataModule):
@@ -158,6 +158,7 @@ def test_predictions_and_metrics(tmp_path):
         assert row["prediction"] == max(row["probabilities"], key=row["probabilities"].get)
     hits = [row["label"] == row["prediction"] for row in rows]
     assert metrics["test/accuracy"] == pytest.approx(sum(hits) / 7)
+    assert metrics["test/majority"] == pytest.approx(3 / 7)
     nats = [-np.log(row["probabilities"][row["label"]]) for row in rows]
     assert metrics["test/loss"] == pytest.approx(np.mean(nats), abs=1e-5)
     scores = []
@@ -188,7 +189,7 @@ def same(found, expected):
 
 def test_validation_shows_texts_and_writes_nothing(tmp_path):
     metrics, rows, shown = evaluate(tmp_path, split="val")
-    assert metrics.keys() == {"val/loss", "val/accuracy", "val/f1"}
+    assert metrics.keys() == {"val/loss", "val/accuracy", "val/f1", "val/majority"}
     assert rows == [] and TEXTS[0] in shown
     assert task().show() == ""
 
@@ -223,6 +224,15 @@ def test_texts_without_a_label_are_refused():
     data = Texts(tested.collator)
     data.rows = {"test": held(unlabelled=3)}
     with pytest.raises(UserError, match="3 texts of test have no label"):
+        Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
+
+
+def test_a_label_that_is_not_trained_on_is_refused():
+    tested = task()
+    data = Texts(tested.collator)
+    first, second, third = LABELS
+    data.rows = {"train": held(labels=[first]), "test": held(labels=[third, first, second])}
+    with pytest.raises(UserError, match=f"no text of train has the label '{third}', '{second}', which test has"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
 
 

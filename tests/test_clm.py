@@ -52,6 +52,16 @@ def test_two_documents_by_hand(isolate):
         assert batch["document_ids"].tolist() == [[0, 0, 0, 1, 1]]
 
 
+def test_whole_documents_by_hand():
+    """`fit`: an eos is a target, never an input; a cut document's last token is an input of its next row."""
+    rows = [example([1, 11, 2, 1, 12, 2, 13, 14], [0, 0, 0, 1, 1, 1, 2, 2]), example([1, 15, 2])]
+    batch = Shift(pad=0, isolate=True, fit=True)(rows)
+    assert batch["input_ids"].tolist() == [[1, 11, 1, 12, 13], [1, 15, 0, 0, 0]]
+    assert batch["labels"].tolist() == [[11, 2, 12, 2, 14], [15, 2, -100, -100, -100]]
+    assert batch["document_ids"].tolist() == [[0, 0, 1, 1, 2], [0, 0, -1, -1, -1]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+
+
 def test_bos_eos_and_pad_are_one_token():
     """gpt: all three are 0. An eos is learned, what follows it and padding aren't; a bos predicts the first token."""
     rows = [example([0, 11, 0, 0, 12, 13], [0, 0, 0, 1, 1, 1]), example([14, 0])]
@@ -114,9 +124,10 @@ def test_loss_is_torchs_on_the_shifted_tokens():
     assert sums["targets"] == len("import this") + 1
 
 
+@pytest.mark.parametrize("packing", ["isolate", "fit"])
 @pytest.mark.parametrize("name", ["gpt", "llama"])
-def test_isolated_documents_cost_what_they_cost_alone(name):
-    texts, model = ["import this", "x", "def f(): return 1"], task(name, packing="isolate").eval()
+def test_isolated_documents_cost_what_they_cost_alone(name, packing):
+    texts, model = ["import this", "x", "def f(): return 1"], task(name, packing=packing).eval()
     packed = model.loss(model.collator([documents(*texts)]))
     alone = [model.loss(model.collator([documents(text)])) for text in texts]
     for key in ("loss", "nll", "correct", "targets"):
@@ -150,12 +161,43 @@ def test_one_repeated_batch_is_learned_and_shown():
 def test_bits_per_byte_by_hand():
     """8 ln 2 nats for 2 bytes are 4 bits a byte, unless only a part of the split was run."""
     model = task()
-    data = SimpleNamespace(n_bytes={"val": 2, "test": 4}.__getitem__)
-    model.__dict__["_trainer"] = SimpleNamespace(datamodule=data, limit_val_batches=1.0, limit_test_batches=3)
+    rows, read = {"val": 3, "test": 3}, {"val": 3, "test": 2}
+    data = SimpleNamespace(n_bytes={"val": 2, "test": 4}.get, n_rows=rows.get, n_evaluated=read.get)
+    model.__dict__["_trainer"] = SimpleNamespace(datamodule=data)
     sums = {"nll": 8 * math.log(2), "correct": 1.0, "targets": 4.0}
     assert model.summarise(sums, "val")["bits_per_byte"] == pytest.approx(4)
     assert model.summarise(sums, "val")["perplexity"] == pytest.approx(4)
     assert "bits_per_byte" not in model.summarise(sums, "test")
+
+
+class Held:
+    """A validation split in memory: `span` and `read`, as of the token store."""
+
+    def __init__(self, texts):
+        rows = [TOKENIZER.document(TOKENIZER.encode(text)) for text in texts]
+        self.tokens, self.ends = np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+        self.n_documents, self.read = len(rows), lambda begin, end: self.tokens[begin:end]
+
+    def span(self, document):
+        return int(self.ends[document]), int(self.ends[document + 1])
+
+
+def test_beginnings_of_held_out_documents_are_continued_where_no_prompt_is_given():
+    """Of documents that are long enough and free of braces; none is shown twice."""
+    texts = ["too short", "uno dos tres quatro cinco seis siete", "a {} b c d e f", "one, two three! four five"] * 5
+    model = task()
+    model.__dict__["_trainer"] = SimpleNamespace(datamodule=SimpleNamespace(store=Splits(val=Held(texts))))
+    assert model.held_out(n_words=6) == ["uno dos tres quatro cinco seis", "one, two three! four"]
+    lines = model.show().splitlines()
+    assert "continued" in lines[0] and any(line.startswith("  [uno dos tres quatro cinco seis]") for line in lines)
+    model.trainer.datamodule.store = Splits()
+    assert model.held_out(n_words=6) == [] and model.show() == ""
+
+
+class Splits(dict):
+    """A store of splits in memory."""
+
+    splits = property(list)
 
 
 def test_tokenizer_without_bos_is_refused():

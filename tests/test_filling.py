@@ -8,7 +8,7 @@ from torch import nn
 
 from lmzoo.blocks.cache import Cache
 from lmzoo.errors import UserError
-from lmzoo.filling import fill_masks, fill_spans
+from lmzoo.filling import BLANK, blanked, fill_masks, fill_spans
 from lmzoo.tokenizer import byte, train_bpe
 from models import make
 
@@ -102,3 +102,22 @@ def test_refusals():
         fill_masks(encoder(), TOKENIZER, "a" * 70 + "{}")
     with pytest.raises(UserError, match="mask"):
         fill_masks(encoder(), train_bpe(["a b c"], 300), "a {}")
+
+
+@pytest.mark.parametrize("n_words", [1, 2])
+@pytest.mark.parametrize("text", [
+    "one two three four five six seven eight nine ten eleven twelve",
+    "Return 3 (three) things, or a list: of 12 other things; never None.",
+    "我爱北京天安门，天安门上太阳升。", "a b c d", "x", "1 2 3 4 5 6", "", "a, b",
+])  # fmt: skip
+def test_blanked_words_put_back_give_the_text(text, n_words):
+    holes, taken = blanked(text, n_words)
+    assert holes.count(BLANK) == len(taken) <= 2
+    assert holes.replace(BLANK, "%s") % tuple(taken) == text
+    assert all(part == part.strip() and part[0].isalpha() for part in taken)
+
+
+def test_blanks_stand_after_a_quarter_and_two_thirds_of_the_words():
+    words = "one two three four five six seven eight nine ten eleven twelve"
+    assert blanked(words) == ("one two three {} five six seven eight {} ten eleven twelve", ["four", "nine"])
+    assert blanked(words, 2)[1] == ["four five", "nine ten"]

@@ -111,6 +111,19 @@ def test_masks_belong_to_seed_epoch_and_sample():
     assert len({tuple(row) for row in different}) == len(different)
 
 
+def test_rows_of_a_batch_are_what_they_are_alone():
+    rows = [example(np.resize(np.arange(5, 50), n), (0, 3, n), word_starts=np.arange(n) % 3 == 0) for n in (100, 1, 30)]
+    for whole_word in (False, True):
+        collate = masking(whole_word=whole_word)
+        together = collate(rows)
+        for i, row in enumerate(rows):
+            alone = collate([row])
+            n = alone["labels"].shape[1]
+            assert torch.equal(together["labels"][i, :n], alone["labels"][0])
+            assert (together["labels"][i, n:] == -100).all()
+            assert torch.equal(together["input_ids"][i, :n], alone["input_ids"][0])
+
+
 def test_whole_words_share_one_decision():
     """Words of 1, 2 and 3 pieces, one of them right after a special token: all pieces are chosen or none, and alike."""
     tokens = [BOS, 10, 11, 12, 13, 14, 15, EOS, BOS, 16, 17, 18]

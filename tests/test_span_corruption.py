@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from lmzoo.tasks.base import generator
 from lmzoo.tasks.span_corruption import Corruption, SpanCorruption, segments
 from torch.nn import functional as F
 
 import models
+from lmzoo.draws import draw
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, train_bpe, train_unigram
 
@@ -41,13 +41,19 @@ def restore(inputs, target):
     return row
 
 
+def corrupted(collate, row):
+    """(input, target) of one row."""
+    batch = collate([row])
+    return batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
+
+
 class Fixed(Corruption):
     """Noise given by hand."""
 
     hidden: list[int]
 
-    def noise(self, n_tokens, rng):
-        return np.isin(np.arange(n_tokens), self.hidden)
+    def noise(self, lengths, keys):
+        return np.isin(np.arange(lengths.max()), self.hidden)[None]
 
 
 def test_the_papers_example():
@@ -124,7 +130,7 @@ def test_the_spans_restore_the_row(anywhere):
     for n_tokens in [*range(2, 40), 200]:
         for sample in range(10):
             row = example(range(10, 10 + n_tokens), (3, 1, sample))
-            inputs, target = (ids.tolist() for ids in collate.corrupt(row))
+            inputs, target = corrupted(collate, row)
             assert restore(inputs, target) == row["tokens"].tolist()
             n_spans = collate.counts(n_tokens)[1]
             assert [t for t in inputs if t in SENTINELS] == SENTINELS[:n_spans]
@@ -137,7 +143,7 @@ def test_where_spans_begin():
     ends = {anywhere: set() for anywhere in (False, True)}
     for anywhere, seen in ends.items():
         for sample in range(200):
-            noise = corruption(anywhere=anywhere).noise(20, generator(0, 0, sample))
+            noise = corruption(anywhere=anywhere).noise(np.array([20]), np.array([[0, 0, sample]]))[0]
             assert noise.sum() == 3
             seen.add((bool(noise[0]), bool(noise[-1])))
     assert ends[False] == {(False, True)}
@@ -145,8 +151,8 @@ def test_where_spans_begin():
 
 
 def test_two_tokens():
-    assert [ids.tolist() for ids in corruption().corrupt(example([10, 11]))] == [[10, 999, EOS], [999, 11, EOS]]
-    found = {corruption(anywhere=True).corrupt(example([10, 11], (0, 0, s)))[1].tolist()[1] for s in range(30)}
+    assert corrupted(corruption(), example([10, 11])) == ([10, 999, EOS], [999, 11, EOS])
+    found = {corrupted(corruption(anywhere=True), example([10, 11], (0, 0, s)))[1][1] for s in range(30)}
     assert found == {10, 11}
 
 
@@ -161,8 +167,11 @@ def test_fewer_tokens_make_a_row_without_targets(tokens):
 
 def test_partitions_are_equally_likely():
     """5 items in 3 segments: the six compositions of 5, each 200 times of 1200 within four standard deviations."""
-    rng = np.random.default_rng(0)
-    found, counts = np.unique([segments(5, 3, rng) for _ in range(1200)], axis=0, return_counts=True)
+    numbers = draw(np.arange(1200)[:, None], 6)  # two places more than there are
+    segment = segments(np.full(1200, 5), np.full(1200, 3), numbers)
+    assert (segment[:, 5:] > 2).all()
+    lengths = [np.bincount(row) for row in segment[:, :5]]
+    found, counts = np.unique(lengths, axis=0, return_counts=True)
     assert found.tolist() == [[1, 1, 3], [1, 2, 2], [1, 3, 1], [2, 1, 2], [2, 2, 1], [3, 1, 1]]
     assert abs(counts - 200).max() < 4 * (1200 / 6 * 5 / 6) ** 0.5
 
@@ -175,6 +184,19 @@ def test_noise_belongs_to_seed_epoch_and_sample():
     assert inputs(0, 0, 7, others=[example(range(100, 200), (0, 0, 1)), example([10, 11], (0, 0, 2))]) == one
     different = [one, inputs(1, 0, 7), inputs(0, 1, 7), inputs(0, 0, 8), inputs(7, 0, 0), inputs(0, 7, 0)]
     assert len({tuple(row) for row in different}) == len(different)
+
+
+def test_rows_of_a_batch_are_what_they_are_alone():
+    rows = [example(range(10, 10 + n), (0, 3, n)) for n in (100, 1, 2, 57, 0, 30)]
+    for anywhere in (False, True):
+        collate = corruption(anywhere=anywhere)
+        together = collate(rows)
+        for i, row in enumerate(rows):
+            alone = collate([row])
+            for name in ("input_ids", "labels", "decoder_input_ids"):
+                n = alone[name].shape[1]
+                assert torch.equal(together[name][i, :n], alone[name][0])
+                assert (together[name][i, n:] == (-100 if name == "labels" else PAD)).all()
 
 
 def test_too_few_sentinels_are_refused_at_the_start():
@@ -256,9 +278,10 @@ def test_one_repeated_batch_is_learned_and_shown():
     assert model.net.training
 
 
-def test_isolated_packing_is_refused():
-    with pytest.raises(UserError, match="data.packing=isolate: spans of span corruption cross documents"):
-        task(packing="isolate")
+@pytest.mark.parametrize("packing", ["isolate", "fit"])
+def test_packing_that_keeps_documents_apart_is_refused(packing):
+    with pytest.raises(UserError, match=f"data.packing={packing}: spans of span corruption cross documents"):
+        task(packing=packing)
 
 
 def test_tokenizer_without_sentinels_is_refused():
