@@ -2,14 +2,14 @@
 error of composing as one line that names the word and the nearest right one."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from .errors import UserError
@@ -17,7 +17,10 @@ from .signatures import nearest
 
 CONF = Path(str(files("lmzoo.conf")))
 TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
+EXTRAS = {"hydra/sweeper/optuna": "optuna", "hydra/launcher/joblib": "joblib",  # Hydra's plugins
+          "hydra/launcher/submitit_local": "submitit", "hydra/launcher/submitit_slurm": "submitit"}
 INNER = {"hydra", "published", "recipe"}  # what a user has no need to type
+NAMING = re.compile(r"ckpt|init_from|run_dir|name|cache_dir|\w*path|\w*field|\w*column")  # never an empty text
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -40,9 +43,59 @@ def check_words(config: DictConfig, schema: DictConfig, path: str = "") -> None:
     for word in config if known else ():  # an empty mapping is open: its words are those of its _target_
         if word not in known:
             raise UserError(f"{path}{word}: there is no such word{nearest(word, known)}")
-        child = schema._get_node(word)
-        if isinstance(child, DictConfig) and OmegaConf.is_dict(config._get_node(word)):
-            check_words(config._get_node(word), child, f"{path}{word}.")
+        child, node = schema._get_node(word), config._get_node(word)
+        if isinstance(child, DictConfig) and len(child):
+            if not isinstance(node, DictConfig):
+                raise UserError(f"{path}{word}={node} should be words with values")
+            check_words(node, child, f"{path}{word}.")
+
+
+def check_parts(config: Mapping) -> None:
+    """Refuse what is no part where one belongs, as null or a number: a part has a `_target_`, or is a list of such."""
+    for place, node in parts(config):
+        nodes = node if isinstance(node, list) and node and place.startswith("model.") else [node]
+        if not all(isinstance(one, Mapping) and isinstance(one.get("_target_"), str) for one in nodes):
+            given = f"._target_={node.get('_target_')!r}" if isinstance(node, Mapping) else f"={node!r}"
+            group = next(name for name in (place.replace(".", "/"), place.partition(".")[0]) if name in groups())
+            raise UserError(f"{place}{given} is no part: choose by {group}=NAME, one of {', '.join(groups()[group])}")
+
+
+def parts(config: Mapping) -> Iterator[tuple[str, object]]:
+    """(place, node) wherever a whole configuration has a part; those inside a part follow it."""
+    yield from ((word, config[word]) for word in ("model", "task", "schedule"))
+    kinds = [group.partition("/")[2] for group in groups() if group.startswith("model/")]
+    yield from ((f"model.{kind}", config["model"][kind]) for kind in kinds if kind in config["model"])
+    yield from (("task.head", config["task"][word]) for word in ("head",) if word in config["task"])
+    for section, word in (("tokenizer", "kind"), ("optim", "optimizer")):
+        yield f"{section}.{word}", config[section][word]
+    yield from ((f"{place}.reader", source["reader"]) for place, source in sources(config["data"]))
+    callbacks = config["callbacks"] if isinstance(config["callbacks"], Mapping) else {"": config["callbacks"]}
+    yield from ((f"callbacks.{name}".rstrip("."), node) for name, node in callbacks.items())
+
+
+def sources(data: Mapping) -> Iterator[tuple[str, Mapping]]:
+    """(place, node) of each source of a mixture; of any other data, themselves."""
+    named = data.get("sources") or {}
+    return ((f"data.sources.{name}", source) for name, source in named.items()) if named else iter([("data", data)])
+
+
+def check_source(data: Mapping) -> None:
+    """Refuse a word of the data that its reader would not look at, naming the sources that take it."""
+    reader = data["reader"]
+    if data.get("name") is not None and data.get("path") is not None:
+        raise UserError(f"data.name={data['name']} and data.path={data['path']}: give one of them")
+    for word in ("name", "config", "field", "text_column", "label_column"):
+        if data.get(word) is not None and word not in reader:
+            taking = [name for name in groups()["data"] if f"${{..{word}}}" in read(f"data/{name}")]
+            raise UserError(f"data.{word}: {reader['_target_'].rpartition('.')[2]} has no such word; it is one of "
+                            f"{', '.join(f'data={name}' for name in taking)}")
+    if len(delimiter := str(reader.get("delimiter", ","))) != 1:
+        raise UserError(f"data.reader.delimiter={delimiter!r} is not a single character (tabs: call the file .tsv)")
+    for word in ("path", "val_path", "test_path"):
+        library = reader["_target_"].startswith("lmzoo.data.pydoc.") and data.get(word)
+        if library and not (isinstance(library, str) and any(Path(library).expanduser().glob("*.py"))):
+            raise UserError(f"data.{word}={library}: say which kind of source it is, data=text (or jsonl, csv) "
+                            f"data.{word}={library}; the documentation of Python is read from a folder of its library")
 
 
 def check_options(choices: Mapping) -> None:
@@ -53,31 +106,43 @@ def check_options(choices: Mapping) -> None:
 
 
 def check_typed(words: Sequence[str]) -> None:
-    """Refuse a group that is typed without an option, or that follows from the others."""
+    """Refuse a word that is typed without what it needs, and a group that follows from the others."""
     for word in words:
         group, equals, option = word.partition("=")
+        if equals and not option and NAMING.fullmatch(re.split(r"[./]", group.lstrip("+"))[-1]):
+            raise UserError(f"{word}: nothing follows the sign; give a value, or leave the word out")
         if group in ("published", "recipe"):
             raise UserError(f"{word}: this follows from model=, task= and size=; choose by those")
-        if equals and group in groups() and (option in ("", "null") or option.isdigit()):
+        if equals and group in groups() and re.fullmatch(r"null|\d*|[\[{].*", option):
             raise UserError(f"{word}: there is no such option{nearest(option, groups()[group])}")
 
 
 def check_size(model: str | None, size: str) -> None:
     """Refuse a size that is neither on the generic ladder nor published for the model."""
-    published = [name.removeprefix(f"{model}-") for name in groups()["published"] if name.startswith(f"{model}-")]
-    if size not in groups()["size"] + published:
-        raise UserError(f"size={size}: there is no such size of {model}{nearest(size, groups()['size'] + published)}")
+    sizes = {*groups()["size"], *published().get(model, ())}
+    if size not in sizes:
+        raise UserError(f"size={size}: there is no such size of {model}{nearest(size, sizes)}")
+
+
+def published() -> dict[str, list[str]]:
+    """{model: the sizes that a paper published}."""
+    found: dict[str, list[str]] = {}
+    for model, _, size in (name.rpartition("-") for name in groups()["published"]):
+        found.setdefault(model, []).append(size)
+    return found
 
 
 def check_pair(model: str | None, net: Mapping, task: str | None, settings: Mapping) -> None:
     """Refuse a task that is not for the family of the net, naming what fits either."""
     if (net_family := family(net)) is None:  # somebody else's class: its task will tell
         return
-    tasks = {name: task_families(CONF / "task" / f"{name}.yaml") for name in groups()["task"]}
+    tasks = {name: task_families(name) for name in groups()["task"]}
     fitting = ", ".join(name for name, families in tasks.items() if net_family in families) or "none yet"
     if task is None:
         raise UserError(f"no task: say task=NAME (for {model or 'this net'}: {fitting})")
     wanted = as_list(settings.get("family", list(FAMILIES.values())))
+    if not {*wanted} <= {*FAMILIES.values()}:
+        raise UserError(f"task.family={settings.family} should be one of {', '.join(FAMILIES.values())}, or a list")
     if net_family not in wanted:
         models = [name for name in groups()["model"] if model_family(name) in wanted]
         raise UserError(
@@ -88,33 +153,48 @@ def check_pair(model: str | None, net: Mapping, task: str | None, settings: Mapp
 
 def family(net: Mapping) -> str | None:
     """encoder, decoder or encoder-decoder, by the `_target_` of a net's configuration; None for anybody else's."""
-    return FAMILIES.get(net.get("_target_", "").rpartition(".")[2])
+    return FAMILIES.get(str(net.get("_target_")).rpartition(".")[2])
 
 
-def task_families(file: Path) -> list[str]:
-    return as_list(yaml.safe_load(file.read_text(encoding="utf-8"))["family"])
+def read(name: str) -> str:
+    """The text of `conf/NAME.yaml`."""
+    return (CONF / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def content(name: str) -> dict:
+    """The words and values of `conf/NAME.yaml`."""
+    return yaml.safe_load(read(name))
+
+
+def task_families(name: str) -> list[str]:
+    """The families that `conf/task/NAME.yaml` is for."""
+    return as_list(content(f"task/{name}")["family"])
 
 
 def model_family(name: str) -> str | None:
     """The family of `conf/model/NAME.yaml`, by its `_target_` or that of the file that it starts from."""
-    content = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    if "_target_" in content:
-        return family(content)
-    bases = [entry for entry in content.get("defaults", ()) if isinstance(entry, str) and entry in groups()["model"]]
+    model = content(f"model/{name}")
+    if "_target_" in model:
+        return family(model)
+    bases = [entry for entry in model.get("defaults", ()) if isinstance(entry, str) and entry in groups()["model"]]
     return model_family(bases[0]) if bases else None
 
 
 def as_list(value) -> list:
-    return [value] if isinstance(value, str) else list(value)
+    return list(value) if isinstance(value, list | ListConfig) else [value]
 
 
 # --- errors in one line
 
 def explain(error: Exception) -> str:
     """One line for an error of Hydra, OmegaConf or ours: what is wrong, where, and the nearest right word."""
+    if isinstance(error, UserError):
+        return str(error)
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if extra := EXTRAS.get(error.missing_cfg_file):
+            return f"{group}={option} needs a package more: pip install 'lmzoo[{extra}]'"
         return f"{group}={option}: there is no such option{nearest(option, groups().get(group, []))}"
     if isinstance(error, OverrideParseException):
         reason = one_line(error) if "=" in error.override else "write word=value"
@@ -123,6 +203,8 @@ def explain(error: Exception) -> str:
         phrase = r"Value '(.*)' (?:of type '.*' could not be converted to|is not a valid) (\w+)"
         found = re.match(phrase, str(cause), re.DOTALL)
         return f"{cause.full_key}" + (f"={found[1]!r} should be {TYPES[found[2]]}" if found else f": {one_line(cause)}")
+    if found := re.match(r"Ambiguous value for argument '(\w.*)'", str(error)):
+        return f"{found[1]}: several values make a sweep: add -m (a list is written [a,b], a text in quotes)"
     if isinstance(cause, ConfigKeyError) or "Could not override" in str(error):
         return misspelt(error, cause)
     if isinstance(cause, OmegaConfBaseException) and cause.full_key:
@@ -142,9 +224,12 @@ def misspelt(error: Exception, cause: Exception) -> str:
     first, at_root = word.partition(".")[0], isinstance(parent, DictConfig) and parent._get_parent() is None
     if first not in words and ("." not in word or at_root):
         return f"{word}: there is no such word{nearest(first, {*words, *groups()} - INNER)}"
-    return f"{word}: there is no such word{nearest(word.rpartition('.')[2], words)}"
+    wrong = getattr(cause, "key", None) or word.rpartition(".")[2]  # `source` of data.source.wiki.path
+    return f"{word}: there is no such word{nearest(str(wrong), words)}"
 
 
 def one_line(error: Exception) -> str:
     noise = re.compile(r"$|full_key|object_type|reference_type|See https")
-    return "; ".join(line.strip() for line in str(error).splitlines() if not noise.match(line.strip()))
+    line = "; ".join(line.strip() for line in str(error).splitlines() if not noise.match(line.strip()))
+    line = line.replace("Cannot merge DictConfig with ListConfig", "words with values belong here, not a list")
+    return re.sub(r"field '.*' is not Optional", "null is no value for it", line)

@@ -5,10 +5,14 @@ quoted before Hydra's grammar sees them (`literal.py`), errors become one line (
 was composed is completed into the configuration of one run (`runs.py`).
 """
 
+import logging
+import math
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import hydra
 import yaml
@@ -17,13 +21,13 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from . import checks
+from . import checks, ranks, sweep
 from .errors import UserError
-from .literal import load, prepared
+from .literal import prepared
 from .runs import finish
 from .schema import register
 
-RANK_CONFIG = "LMZOO_RANK_CONFIG"  # in the environment of a process that is handed its parent's resolved config
+MULTIRUN = {"-m", "--multirun"}
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)  # OSError: what the disk refuses
 
 
@@ -49,34 +53,54 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
     """Run `job(config)` as the command line says, once or as a sweep; a user's mistake exits with 2 (in a sweep 1)."""
     register()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # hydra.main hands errors on instead of printing them
+    logging.getLogger("hydra.utils").setLevel(logging.CRITICAL)  # what it logs it raises too
     warnings.formatwarning = lambda message, *_, **__: f"{message}\n"
     failed = []
 
     def once(composed: DictConfig) -> object:
         settings = HydraConfig.get()
-        if sweep := settings.mode.name == "MULTIRUN":
-            print(f"job {settings.job.num}: {settings.job.override_dirname}", flush=True)
+        if in_sweep := settings.mode.name == "MULTIRUN":
+            words = list(settings.overrides.task)
+            print("\n" * bool(settings.job.num) + f"job {settings.job.num}: {' '.join(words)}", flush=True)
+        result, mistake = None, ""
         try:
-            return job(finish(composed, settings, name))
+            result = job(finish(composed, settings, name))
         except MISTAKES as error:  # reported here, since a sweep goes on with its next job
-            print(f"lmzoo: {checks.explain(error)}", file=sys.stderr)
-            failed.append(1 if sweep else 2)
+            mistake = checks.explain(error)
+        except Exception as error:
+            if not in_sweep:
+                raise
+            traceback.print_exc()
+            mistake = f"{type(error).__name__}: {checks.one_line(error)}"
+        if mistake:
+            print(f"lmzoo: {mistake}", file=sys.stderr)
+            failed.extend([] if in_sweep else [getattr(error, "exit_code", 2)])
+        if in_sweep:
+            sweep.record(Path(settings.sweep.dir), sweep.Job(settings.job.num, words, result, mistake))
+            return math.inf if result is None or math.isnan(result) else result  # the worst, for one that minimises
+        return result
 
     try:
-        if path := os.environ.get(RANK_CONFIG):
-            job(load(path))
+        if name == "train" and ranks.follows():
+            job(None)
         elif {"-h", "--help"} & set(sys.argv[1:]):
             print(manual(name, sys.modules[job.__module__].__doc__))
         else:
+            sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in MULTIRUN)  # Hydra takes it first or last
+            if ranks.by_torchrun() and MULTIRUN & set(sys.argv[1:]):
+                raise UserError("-m: a sweep starts its own processes; leave torchrun out and say trainer=ddp")
             checks.check_typed(sys.argv[1:])
             sys.argv[1:] = prepared(sys.argv[1:])
             hydra.main(config_path="pkg://lmzoo.conf", config_name=name, version_base="1.3")(once)()
     except MISTAKES as error:
         print(f"lmzoo: {checks.explain(error)}", file=sys.stderr)
-        failed.append(2)
+        failed.append(getattr(error, "exit_code", 2))
     except KeyboardInterrupt:
         print("lmzoo: interrupted", file=sys.stderr)
         failed.append(130)
+    if jobs := sweep.jobs(sweep.Sweep.folder):
+        print(f"\n{sweep.table(jobs)}")
+        failed.extend(1 for job in jobs if job.mistake)
     if failed:
         sys.exit(failed[0])
 
@@ -89,6 +113,8 @@ def manual(name: str, examples: str) -> str:
     chosen = {part.removeprefix("optional ") for entry in entries for part in entry}
     parts = [f"  {part}={', '.join(options)}" for part, options in checks.groups().items()
              if part.split("/")[0] in chosen - {"published", "recipe"}]
+    if "model" in chosen:
+        parts += [f"  size={', '.join(sizes)}  (published, of {model})" for model, sizes in checks.published().items()]
     words = text[text.index("\n\n"):text.index("\nhydra:")].strip()
     footer = f"The words of chosen parts too: python -m lmzoo.{name} --cfg job PART=OPTION ..."
     return "\n\n".join([examples.strip(), "Parts:", "\n".join(parts), "Words:", words, footer])

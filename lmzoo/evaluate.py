@@ -12,6 +12,7 @@ from . import parts
 from .config import command
 from .errors import UserError
 from .literal import escaped
+from .ranks import on_first_rank
 
 
 def main() -> None:
@@ -19,7 +20,9 @@ def main() -> None:
 
 
 def job(config: DictConfig) -> None:
-    print(parts.report(evaluate(config)))
+    report = parts.report(evaluate(config))
+    if on_first_rank():
+        print(report)
 
 
 def evaluate(config: DictConfig) -> dict[str, float]:
@@ -30,7 +33,7 @@ def evaluate(config: DictConfig) -> dict[str, float]:
     from . import checkpoint, data, load
 
     config = parts.settled(config)
-    net = load(config.ckpt)
+    net = load(config.ckpt, tuple(config.trust))
     labels = checkpoint.read(config.ckpt)["lmzoo"]["labels"]
     whole = config.split == "whole"
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
@@ -38,10 +41,11 @@ def evaluate(config: DictConfig) -> dict[str, float]:
     if split not in store.splits:
         raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")
 
-    config.callbacks, config.trainer.limit_val_batches = {}, None
+    config.callbacks = {}
     config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
     task = parts.build_task(config, net, net.tokenizer)
-    module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed)
+    module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed,
+                             limits={split: config.trainer.limit_val_batches})
     trainer = parts.build_trainer(config, steps=1)
     run = trainer.validate if split == "val" else trainer.test
     run(task, datamodule=module, verbose=False)

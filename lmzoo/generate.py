@@ -6,6 +6,7 @@
 
 from omegaconf import DictConfig
 
+from .checks import one_line
 from .config import command
 from .errors import UserError
 
@@ -28,8 +29,12 @@ def answer(config: DictConfig) -> str:
     from .decoding import generate
     from .filling import fill_masks, fill_spans
 
-    net = load(config.ckpt)
-    net.to(("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device)
+    net = load(config.ckpt, tuple(config.trust))
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
+    try:
+        net.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device that isn't there
+        raise UserError(f"device={device}: not here, or without room for this net ({one_line(error)})") from error
     sampling = {word: config[word] for word in SAMPLING}
     if net.family == "decoder":
         tokenizer = net.tokenizer

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from .errors import UserError
 
-FREE_TEXT = re.compile(r"(prompt|text|ckpt|init_from|run_dir|tags|notes|name|cache_dir|\w*path|\w*field|\w*column)")
+LISTS = re.compile(r"(tags|trust|add|\w*path)")
+FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|\w*field|\w*column")
 NULLABLE = re.compile(r"(?!prompt$|text$)")
-LISTS = re.compile(r"(tags|\w*path)")
 
 
 def prepared(words: Sequence[str]) -> list[str]:
@@ -32,7 +32,7 @@ def prepared(words: Sequence[str]) -> list[str]:
 def quote(word: str) -> str:
     """A word of the command line with the value of a free text or path in Hydra's quotes: `prompt="it's"` is literal.
 
-    `null` stays null where it means "none given"; `data.path` and `tags` take a list `[a, b]`.
+    `null` stays null where it means "none given"; `data.path`, `tags` and `trust` take a list `[a, b]`.
     """
     key, equals, value = word.partition("=")
     last = re.split(r"[./]", key.lstrip("+"))[-1]
@@ -43,7 +43,7 @@ def quote(word: str) -> str:
     if LISTS.fullmatch(last) and value[:1] == "[" and value[-1:] == "]" and not os.path.exists(value):
         items = [item.strip().strip("'\"") for item in value[1:-1].split(",")]
         return f"{key}=[{','.join(map(quoted, filter(None, items)))}]"
-    if last == "tags":
+    if last in ("tags", "trust", "add"):
         return f"{key}=[{','.join(quoted(tag.strip()) for tag in value.split(',') if tag.strip())}]"
     return f"{key}={quoted(value)}"
 
@@ -83,8 +83,15 @@ def restore(container: Mapping) -> DictConfig:
 
 
 def load(path: str | Path) -> DictConfig:
-    """The configuration that `save` wrote."""
-    return restore(yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+    """The configuration that `save` wrote; UserError for what is no mapping in YAML."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        raise UserError(f"{path}: this is no YAML" + (f" (line {line + 1})" if line is not None else "")) from error
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: {'it is empty' if content is None else 'words with values belong here'}")
+    return restore(content)
 
 
 def save(config: DictConfig, path: str | Path) -> None:

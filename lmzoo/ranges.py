@@ -5,32 +5,54 @@ import re
 from collections.abc import Iterator, Mapping
 
 from .errors import UserError
+from .signatures import english, misfit, split
 
 # (words, the least value, the largest); a word is matched whole, null always passes
 RANGES = [
-    (r"trainer\.(max_steps|val_every_n_steps|log_every_n_steps|limit_val_batches|num_nodes)", 1, 10**12),
-    (r"data\.(batch_size|row_length)", 1, 10**9),
+    (r"trainer\.devices", 1, 10**4),
+    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)", 1, 10**12),
+    (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
     (r"data\.num_workers", 0, 1024),
+    (r"data\.processes", 1, 1024),
     (r"model\.(d_model|d_head|d_ff|n_heads|n_kv_heads|max_len)", 1, 10**8),
     (r"model\.(n_layers|n_decoder_layers|share)", 1, 10**5),
-    (r"(model|tokenizer)\.vocab_size", 2, 10**8),
-    (r"model\.(\w+_)?dropout|task\.(label_smoothing|head\.dropout)|schedule\.(warmup_fraction|end)", 0, 1),
-    (r"schedule\.warmup_steps|checkpoint\.keep_(last|best)|task\.z_loss|optim\.weight_decay", 0, 10**9),
-    (r"checkpoint\.every_n_steps", 1, 10**12),
+    (r"tokenizer\.vocab_size", 2, 10**7),
+    (r"model\.(\w+_)?dropout|task\.(label_smoothing|head\.dropout)|schedule\.(\w+_fraction|end)", 0, 1),
+    (r"schedule\.(warmup|decay)_steps|checkpoint\.keep_(last|best)|task\.z_loss|optim\.weight_decay", 0, 10**9),
+    (r"checkpoint\.every_n_steps|logger\.wandb\.watch_every_n_steps", 1, 10**12),
     (r"optim\.(lr|clip_norm)", 0, 1000),
     (r"seed", 0, 2**32 - 1),
+    (r"optim\.optimizer\.(betas\[\d\]|momentum)", 0, 1),
+    (r"optim\.optimizer\.ns_steps", 1, 99),
+    (r"optim\.layer_decay", 0, 1),
+    (r"temperature", 1e-4, 1e4),
+    (r"max_new_tokens|top_k", 1, 10**9),
+    (r"top_p", 0, 1),
 ]
-POSITIVE = r"trainer\.max_(tokens|epochs)|tokenizer\.sample_mb|optim\.optimizer\.eps|model\.init\.\w+"
+POSITIVE = (r"trainer\.max_(tokens|epochs)|checkpoint\.every_minutes|tokenizer\.sample_mb|model\.init\.\w+"
+            r"|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
+EVERY_DEVICE = ("trainer.devices", -1)
+TYPES = {  # of words that may be of more than one, as an annotation
+    "trainer.devices": "int | list[int] | Literal['auto']",
+    "data.micro_batch_size": "int | Literal['auto'] | None",
+    "tokenizer.special": "Mapping | None",
+    **dict.fromkeys(("data.path", "data.val_path", "data.test_path"), "str | list[str] | None"),
+}
 CHOICES = {
-    "data.packing": ("stream", "isolate", "single"),
+    "data.packing": ("stream", "isolate", "fit", "single"),
     "logger.wandb.mode": ("offline", "online", "disabled"),
+    "logger.wandb.watch": ("gradients", "parameters", "all", "null"),
+    "device": ("auto", "cpu", "cuda", "cuda:N", "mps"),
 }
 
 
 def check_ranges(config: Mapping) -> None:
     """Refuse the first value of the plain `config` that no run can mean (UserError)."""
-    for word, value in leaves(config):
-        if word in CHOICES and value not in CHOICES[word]:
+    for word, value in nodes(config):
+        if word in TYPES and (value == [] or misfit(value, TYPES[word])):
+            raise UserError(f"{word}={value!r} should be {english(split(TYPES[word]))}")
+        choice = "null" if value is None else re.sub(r":\d+$", ":N", str(value))
+        if word in CHOICES and choice not in CHOICES[word]:
             raise UserError(f"{word}={value} is not one of {', '.join(CHOICES[word])}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
@@ -39,14 +61,19 @@ def check_ranges(config: Mapping) -> None:
         if re.fullmatch(POSITIVE, word) and value <= 0:
             raise UserError(f"{word}={value} must be above 0")
         for words, least, largest in RANGES:
-            if re.fullmatch(words, word) and not least <= value <= largest:
+            if re.fullmatch(words, word) and not least <= value <= largest and (word, value) != EVERY_DEVICE:
                 raise UserError(f"{word}={value} must be between {least} and {largest}")
+    trainer = config.get("trainer", {})
+    if trainer.get("max_time") and not any(trainer.get(word) for word in ("max_steps", "max_tokens", "max_epochs")):
+        raise UserError(f"trainer.max_time={trainer['max_time']} ends a run early, but does not say how many steps its "
+                        "schedule is for: give trainer.max_steps, max_tokens or max_epochs too")
 
 
-def leaves(node: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """(dotted word, value) of everything below a mapping that is no mapping itself."""
-    if isinstance(node, Mapping):
-        for key, child in node.items():
-            yield from leaves(child, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, node
+def nodes(node: object, path: str = "") -> Iterator[tuple[str, object]]:
+    """(dotted word, value) of everything below a mapping, an item of a list as `word[0]`."""
+    inside = {f".{key}": child for key, child in node.items()} if isinstance(node, Mapping) else {}
+    inside |= {f"[{i}]": child for i, child in enumerate(node)} if isinstance(node, list) else {}
+    for key, child in inside.items():
+        here = f"{path}{key}".removeprefix(".")
+        yield here, child
+        yield from nodes(child, here)

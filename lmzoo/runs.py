@@ -12,20 +12,24 @@ from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from . import checks, signatures
+from . import checks, mixing, signatures
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
 from .ranges import check_ranges
 from .schema import SCHEMAS
 
 # what may be changed of a run that is resumed, and of a net that comes from a checkpoint
-NOT_THE_RUN = ("trainer", "logger", "checkpoint")
-NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)")
+NOT_THE_RUN = ("trainer", "logger", "checkpoint", "trust")
+# of the trainer: what an evaluation depends on
+EVALUATED = ("devices", "num_nodes", "strategy", "precision", "accelerator", "limit_val_batches")
+NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)|tokenizer\.add")
 # of the data: what may be changed while the source stays
 SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
 # of the data: what a net was trained with, wherever the text is from
 ROWS = ("packing", "row_length", *SAME_SOURCE[1:])
+SPLITTING = ("data.val_path", "data.test_path", "data.val_fraction")
 LENGTHS = ("max_steps", "max_tokens", "max_epochs")
 
 
@@ -42,31 +46,60 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
         check_ranges(plain(composed))
         return composed
     if name == "evaluate":
-        return measured(composed, words, choices)
-    if composed.ckpt is not None:
+        config = measured(composed, words, choices)
+    elif composed.ckpt is not None:
         config = last_length_wins(resumed(composed, words, choices), words)
     else:
         config = started(composed, words, choices)
         if settings.mode is not None and settings.mode.name == "MULTIRUN":
-            config.run_dir = escaped(settings.runtime.output_dir)
+            label = choices.model or choices.task
+            config.run_dir = escaped(str(Path(settings.sweep.dir, f"{settings.job.num}-{label}")))
+            config.logger.wandb.group = config.logger.wandb.group or escaped(Path(settings.sweep.dir).name)
         elif config.run_dir is None:
             config.run_dir = fresh_folder(config.name)
-    check_ranges(plain(config))
+        check_folder(config.run_dir)
+    check(plain(config))
+    if config.ckpt is not None:
+        config.ckpt = escaped(find(config.ckpt))
     return config
+
+
+def check(config: Mapping) -> None:
+    """Refuse what a whole plain configuration can't mean, as far as that is known without importing any part of it."""
+    mixing.check(config["data"])
+    checks.check_parts(config)
+    signatures.check(config)
+    for place, source in checks.sources(config["data"]):
+        try:
+            checks.check_source(source)
+            check_ranges({"data": source})
+        except UserError as error:
+            raise UserError(str(error).replace("data.", f"{place}.", 1)) from None
+    check_ranges(config)
+
+
+def check_folder(path: str) -> None:
+    """Refuse a run's folder that is a file, or would stand below one."""
+    for place in (Path(path), *Path(path).parents):
+        if place.exists() and not place.is_dir():
+            raise UserError(f"run_dir={path}: {place} is a file; give another folder")
 
 
 def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """The configuration of a new run, from nothing or from the net of a checkpoint."""
     config = last_length_wins(typed, words)
+    if choices.data == "mixture":
+        mixing.complete(config.data)
     if config.init_from is not None:
         config = initialised(config, words)
+    elif config.tokenizer.add:
+        raise UserError("tokenizer.add: tokens are added to a checkpoint's vocabulary, init_from=RUN")
     elif choices.model is None:
         raise UserError(f"no model: say model=NAME (one of {', '.join(checks.groups()['model'])}) or init_from=RUN")
     checks.check_size(choices.model, choices["size"])
     checks.check_pair(choices.model, config.model, choices.task, config.task)
     if config.name is None:
         config.name = "-".join(filter(None, (choices.model, choices.task)))
-    signatures.check(plain(config))
     return config
 
 
@@ -91,38 +124,47 @@ def resumed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
     """The configuration of the run that `ckpt` names, with what was typed beside it."""
     for word in words:
         if word != "ckpt" and re.split(r"[./@]", word)[0] not in NOT_THE_RUN:
-            raise UserError(f"{word}: ckpt={typed.ckpt} goes on with that run as it is; only trainer.*, logger.* and "
-                            "checkpoint.* may be given beside it (init_from= starts a new run)")
+            raise UserError(f"{word}: ckpt={typed.ckpt} goes on with that run as it is; only trainer.*, logger.*, "
+                            "checkpoint.* and trust may be given beside it (init_from= starts a new run)")
     return with_words(typed, words, choices)
 
 
 def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """The configuration of the run that `ckpt` names, to be evaluated on what was typed, else on data of its own."""
+    for word in words:
+        if word.startswith("trainer.") and word.removeprefix("trainer.") not in EVALUATED:
+            raise UserError(f"{word} changes nothing in an evaluation; of trainer.* it takes {', '.join(EVALUATED)}")
     others = [word for word in words if re.split(r"[./@]", word)[0] == "data"]
+    if whole := [word for word in others if "data" in words and word in SPLITTING]:
+        raise UserError(f"{whole[0]} changes nothing in an evaluation of data=..., which reads all of data.path")
     if "data" in words:  # another source: its words, but rows and steps as the net knows them
         config = with_words(typed, [word for word in words if word not in ("split", *others)], choices)
         kept = {word: literal(config.data[word]) for word in ROWS if f"data.{word}" not in words}
         config.data = OmegaConf.merge(typed.data, kept)
-        if "packing" in config.task:
-            config.task.packing = config.data.packing
+        if choices.data == "mixture":
+            mixing.complete(config.data)
     else:
         for word in others:
             if word.removeprefix("data.") not in SAME_SOURCE:
                 raise UserError(f"{word}: name the source that this word belongs to as well, data=NAME")
         config = with_words(typed, [word for word in words if word != "split"], choices)
     config.split = "whole" if others else typed.split
+    if "trainer.limit_val_batches" not in words:
+        config.trainer.limit_val_batches = None
     return config
 
 
 def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """The configuration of the run that `ckpt` names, with the values that `words` have in `typed`."""
-    from . import checkpoint
-
-    file = checkpoint.find(typed.ckpt)
-    config = derived_again(stored(file), typed)
-    config.ckpt = escaped(str(file))
-    folder = file.parent.parent  # wherever it has gone since
-    config.run_dir = escaped(str(folder)) if (folder / "config.yaml").exists() else fresh_folder(config.name)
+    if (Path(typed.ckpt) / "config.json").is_file():
+        raise UserError(f"ckpt={typed.ckpt} is an exported folder: it holds a net, but no task and no data. Start a "
+                        f"run from it, train init_from={typed.ckpt} (trainer.max_steps=1 optim.lr=0 just measures it)")
+    ckpt = typed.ckpt if run_folder(typed.ckpt) else find(typed.ckpt)
+    folder = run_folder(ckpt)  # wherever it has gone since
+    config = stored(folder / "config.yaml" if folder and (folder / "config.yaml").exists() else Path(find(ckpt)))
+    config = derived_again(config, typed)
+    config.ckpt, config.trust = escaped(ckpt), typed.trust  # what a file says of its own trust is not believed
+    config.run_dir = escaped(str(folder)) if folder else fresh_folder(config.name)
     for word in words:
         if word in checks.groups():  # trainer=ddp: the words of that file, not its defaults
             option = yaml.safe_load((checks.CONF / word / f"{choices[word]}.yaml").read_text(encoding="utf-8"))
@@ -148,12 +190,40 @@ def derived_again(config: DictConfig, typed: DictConfig) -> DictConfig:
     return config
 
 
-def stored(file: Path) -> DictConfig:
-    """The configuration of the run that wrote the checkpoint `file`: its config.yaml, else the copy in it."""
+def run_folder(ckpt: str) -> Path | None:
+    """The run's folder that `ckpt` is, or is a checkpoint of; None where it is no such."""
+    path = Path(ckpt)
+    folder = next((place.parent for place in (path, path.parent) if place.name == "checkpoints"), path)
+    return folder if (folder / "config.yaml").exists() or (folder / "checkpoints").is_dir() else None
+
+
+def find(ckpt: str) -> str:
+    """The checkpoint file that `ckpt` means."""
     from . import checkpoint
 
-    beside = file.parent.parent / "config.yaml"
-    return load(beside) if beside.exists() else restore(checkpoint.read(file)["lmzoo"]["config"])
+    return str(checkpoint.find(ckpt))
+
+
+def stored(file: Path) -> DictConfig:
+    """The configuration in a run's config.yaml or a checkpoint, held against the schema like one that is typed."""
+    try:
+        config = load(file) if file.suffix == ".yaml" else carried(file)
+        checks.check_words(config, SCHEMAS["train"])
+        config = OmegaConf.merge(SCHEMAS["train"], config)
+        OmegaConf.set_struct(config, False)
+        checks.check_parts(plain(config))
+    except (UserError, OmegaConfBaseException) as error:
+        advice = " (mend it, or remove it: each checkpoint holds a copy)" if file.suffix == ".yaml" else ""
+        line = checks.explain(error)
+        raise UserError(f"{'' if line.startswith(str(file)) else f'{file}: '}{line}{advice}") from None
+    return config
+
+
+def carried(file: Path) -> DictConfig:
+    """The configuration in a checkpoint file."""
+    from . import checkpoint
+
+    return restore(checkpoint.identify(checkpoint.read(file), file)["config"])
 
 
 def initialised(config: DictConfig, words: list[str]) -> DictConfig:
@@ -161,22 +231,27 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     for word in words:
         if re.split(r"[./@]", word)[0] in ("model", "size", "tokenizer") and not NOT_THE_NET.fullmatch(word):
             raise UserError(f"{word}: with init_from= the net and its tokenizer are the checkpoint's; "
-                            "only dropout, the attention's backend and max_len may be changed")
-    changes = {word: OmegaConf.select(config, word) for word in words if NOT_THE_NET.fullmatch(word)}
+                            "only dropout, the attention's backend and max_len may be changed, and tokenizer.add given")
+    changes = {word: literal(plain(OmegaConf.select(config, word))) for word in words if NOT_THE_NET.fullmatch(word)}
     path = Path(config.init_from)
     if (path / "config.yaml").exists():  # a run folder tells its net without torch
-        source = load(path / "config.yaml")
+        source = stored(path / "config.yaml")
         source = {"model": source.model, "tokenizer": source.tokenizer}
     elif path.exists() or config.init_from == "last":
         from . import load as load_net
 
-        net = load_net(config.init_from)
+        net = load_net(config.init_from, tuple(config.trust))
         source = {"model": literal(net.config), "tokenizer": {"vocab_size": net.vocab_size}}
     else:
         raise UserError(f"init_from={path} does not exist: give a checkpoint file, a run folder or an exported folder")
     config.model = source["model"]
     for word, value in source["tokenizer"].items():
         config.tokenizer[word] = value
+    config.tokenizer.add = []  # what that run added is in its tokenizer
+    longest, position = config.model.max_len, OmegaConf.select(config, "model.position._target_")
+    if position == "lmzoo.blocks.position.Learned" and changes.get("model.max_len", longest) != longest:
+        raise UserError(f"model.max_len: the checkpoint has learned {longest} positions, no more and no fewer; "
+                        "leave it out, and give data.row_length for shorter rows")
     for word, value in changes.items():
         OmegaConf.update(config, word, value)
     return config

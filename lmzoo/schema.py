@@ -22,25 +22,50 @@ class Tokenizer:
     kind: Any = recipe()
     path: str | None = None
     vocab_size: int | None = None
-    special: dict[str, Any] = field(default_factory=dict)
+    special: Any = recipe()
     sample_mb: float = MISSING
+    add: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Source:
+    """A source of a mixture; what is not given is as in `conf/data/KIND.yaml`."""
+
+    weight: float = MISSING
+    kind: str = "text"
+    reader: Any = MISSING
+    path: Any = MISSING
+    val_path: Any = MISSING
+    test_path: Any = MISSING
+    name: str | None = MISSING
+    config: str | None = MISSING
+    field: str | None = MISSING
+    text_column: str | None = MISSING
+    label_column: str | None = MISSING
+    val_fraction: float = MISSING
+    deduplicate: bool = MISSING
 
 
 @dataclass
 class Data:
+    sources: Any = recipe()  # of a mixture: {name: Source}
     reader: Any = recipe()
     path: Any = None  # one path or a list
     val_path: Any = None
     test_path: Any = None
+    name: str | None = None
+    config: str | None = None
     field: str | None = None
     text_column: str | None = None
     label_column: str | None = None
     val_fraction: float = MISSING
+    deduplicate: bool = False
     packing: str = MISSING
     row_length: int | None = None
     batch_size: int = MISSING
-    micro_batch_size: Any = None  # rows, null or auto
+    micro_batch_size: Any = None  # rows, auto or null
     num_workers: int = MISSING
+    processes: int | None = None
     cache_dir: str | None = None
 
 
@@ -49,6 +74,9 @@ class Optim:
     lr: float = MISSING
     weight_decay: float = MISSING
     clip_norm: float | None = None
+    layer_decay: float = 1.0
+    no_decay: list[str] = field(default_factory=list)
+    freeze: list[str] = field(default_factory=list)
     optimizer: Any = recipe()
 
 
@@ -64,29 +92,40 @@ class Trainer:
     max_epochs: float | None = None
     max_time: str | None = None
     val_every_n_steps: int | None = None
+    val_before_training: bool = False
+    stop_after_nonfinite: int | None = None
     log_every_n_steps: int = MISSING
     limit_val_batches: int | None = None
     overfit: bool = MISSING
+    activation_checkpointing: bool = False
 
 
 @dataclass
 class Checkpoint:
     every_n_steps: int | None = None
+    every_minutes: float | None = None
     keep_last: int = MISSING
     keep_best: int = MISSING
+    monitor: str = "val/loss"
+    test_best: bool = True
+    sharded: bool = False
 
 
 @dataclass
 class Wandb:
     mode: str = MISSING
     project: str = MISSING
+    group: str | None = None
     name: str | None = None
     notes: str | None = None
+    watch: str | None = None
+    watch_every_n_steps: int = 100
 
 
 @dataclass
 class Logger:
     wandb: Wandb = field(default_factory=Wandb)
+    tensorboard: bool = False
 
 
 @dataclass
@@ -95,6 +134,7 @@ class Train:
     run_dir: str | None = None
     seed: int = MISSING
     tags: list[str] = field(default_factory=list)
+    trust: list[str] = field(default_factory=list)
     compile: bool = MISSING
     ckpt: str | None = None
     init_from: str | None = None
@@ -113,6 +153,7 @@ class Train:
 @dataclass
 class Evaluate:
     ckpt: str | None = None
+    trust: list[str] = field(default_factory=list)
     split: str | None = None
     data: Data = field(default_factory=Data)
     trainer: Trainer = field(default_factory=Trainer)
@@ -121,6 +162,7 @@ class Evaluate:
 @dataclass
 class Generate:
     ckpt: str | None = None
+    trust: list[str] = field(default_factory=list)
     prompt: str = MISSING
     max_new_tokens: int = MISSING
     temperature: float | None = None

@@ -8,18 +8,33 @@ import ast
 import difflib
 import importlib.util
 import inspect
+import re
 import sys
+from collections.abc import Iterable
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
 
 from .errors import UserError
 
-HYDRA_WORDS = {"_target_", "_partial_", "_args_", "_convert_", "_recursive_"}
+HYDRA_WORDS = {"_args_", "_convert_", "_recursive_"}
 # words of a node that its owner reads and takes away before the target is called
 OWNERS_WORDS = {"task": {"family", "head"}}
+# words that an owner hands over though they have defaults
+HANDED = {
+    "task": {"seed", "total_steps", "packing"}, "task.head": {"n_classes"}, "data.reader": {"path"},
+    "optim.optimizer": {"params", "lr", "weight_decay"},
+}  # fmt: skip
+# where the parts below a word may come from; other modules have to be named in `trust`
+HOMES = {
+    "model": ("lmzoo.models", "lmzoo.blocks", "torch.nn"), "task": ("lmzoo.tasks", "lmzoo.blocks", "torch.nn"),
+    "tokenizer": ("lmzoo.tokenizer",), "data": ("lmzoo.data",), "optim": ("lmzoo.optim", "torch.optim"),
+    "schedule": ("lmzoo.optim",), "callbacks": ("lmzoo.callbacks",),
+}  # fmt: skip
+WHOLE = ("model", "task")  # what is made at once, where parts are recipes
 LISTS = ("list", "tuple", "Sequence")
-PLAIN = {"int": int, "float": (int, float), "str": str, "bool": bool}
+MAPPINGS = ("dict", "Mapping")
+PLAIN = {"int": int, "float": (int, float), "str": str, "Path": str, "bool": bool}
 
 
 def nearest(word: str, words) -> str:
@@ -33,19 +48,44 @@ def nearest(word: str, words) -> str:
 def check(config: dict, imported: bool = False) -> None:
     """Refuse an unknown or ill-typed word below any `_target_` of the plain dict `config` (UserError).
 
-    `imported=False` looks at lmzoo's own targets and imports nothing, `imported=True` at all the others.
+    `imported=False` looks at lmzoo's own targets and imports nothing, `imported=True` at all the others. A target from
+    a module that neither HOMES nor `config["trust"]` names is refused before it would be imported.
     """
     for path, node in targets(config):
-        target = node["_target_"]
+        target, name = node["_target_"], node["_target_"].rpartition(".")[2]
+        homes = (*HOMES.get(re.split(r"[.\[]", path)[0], ()), *(config.get("trust") or ()))
+        if not belongs(target, homes):
+            package = target.partition(".")[0]
+            advice = "" if package == "lmzoo" else f", or trust=[{package}] if it is yours or you trust its code"
+            raise UserError(f"{path}._target_={target}: take a class of {', '.join(homes)}{advice}")
+        if not imported:
+            check_owners(path, node, name)
         if target.startswith("lmzoo.") is imported:
             continue
-        known = imported_signature(target, path) if imported else source_signature(target, path)
-        words = set(node) - HYDRA_WORDS - OWNERS_WORDS.get(path, set())
+        known = (imported_signature if imported else source_signature)(target, path, homes)
+        words = set(node) - {"_target_", "_partial_"} - OWNERS_WORDS.get(path, set())
         for word in sorted(words) if known is not None else ():
             if word not in known:
-                raise UserError(f"{path}.{word}: {target.rpartition('.')[2]} has no such word{nearest(word, known)}")
-            if expected := misfit(node[word], known[word]):
+                raise UserError(f"{path}.{word}: {name} has no such word{nearest(word, known)}")
+            if expected := misfit(node[word], known[word] or ("recipe" if target.startswith("lmzoo.blocks") else None)):
                 raise UserError(f"{path}.{word}={node[word]!r} should be {expected}")
+
+
+def check_owners(path: str, node: dict, name: str) -> None:
+    """Refuse words that are not the user's to give: what a part is handed by its owner, and how Hydra makes it."""
+    handed = HANDED.get(path, set())
+    if node["_target_"].startswith("lmzoo.") and (node.get("_partial_") or path == "task"):
+        handed = handed | handed_over(node["_target_"])
+    if given := sorted(handed & node.keys()):
+        raise UserError(f"{path}.{given[0]}: {name} is given this by other words of the run; leave it out")
+    given = sorted(HYDRA_WORDS & node.keys())
+    if given or node.get("_partial_", True) is not True or path in WHOLE and "_partial_" in node:
+        raise UserError(f"{path}.{(given or ['_partial_'])[0]}: leave it out; lmzoo itself knows how to call {name}")
+
+
+def belongs(name: str, modules: Iterable[str]) -> bool:
+    """Whether a dotted name is one of `modules` or stands below one."""
+    return any(f"{name}.".startswith(f"{module}.") for module in modules)
 
 
 def targets(node, path: str = ""):
@@ -65,8 +105,6 @@ def misfit(value, annotation: str | None) -> str | None:
     if annotation is None:
         return None
     options = split(annotation)
-    if isinstance(value, dict):  # a recipe fits everything but plain values
-        return None if set(options) - set(PLAIN) - {"None"} else english(options)
     return None if any(fits(value, option) for option in options) else english(options)
 
 
@@ -80,10 +118,27 @@ def fits(value, option: str) -> bool:
     if head.endswith("Tensor"):
         return False
     if head in LISTS:
-        return isinstance(value, list)
+        return isinstance(value, list) and fit_each(value, arguments(option))
+    if head in MAPPINGS:
+        return isinstance(value, dict)
+    if option == "recipe":  # a part inside a part
+        return value is None or isinstance(value, dict) and isinstance(value.get("_target_"), str)
     if option in PLAIN:
         return isinstance(value, PLAIN[option]) and (option == "bool" or not isinstance(value, bool))
     return True
+
+
+def fit_each(values: list, wanted: list[str]) -> bool:
+    """Whether the items of a list are what `list[A]` or `tuple[A, B]` says, for [A] or [A, B]."""
+    wanted = wanted * len(values) if len(wanted) == 1 else wanted
+    known = wanted and "..." not in wanted
+    return not known or len(values) == len(wanted) and not any(map(misfit, values, wanted))
+
+
+def arguments(option: str) -> list[str]:
+    """`tuple[A, B | C]` -> ["A", "B | C"]; none for `tuple`."""
+    inner = getattr(ast.parse(option, mode="eval").body, "slice", None)
+    return [ast.unparse(node) for node in getattr(inner, "elts", [inner] if inner else [])]
 
 
 def split(annotation: str) -> list[str]:
@@ -103,23 +158,44 @@ def split(annotation: str) -> list[str]:
 def english(options: list[str]) -> str:
     """`a whole number or null` for ["int", "None"]."""
     names = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false", "None": "null"}
-    names |= dict.fromkeys(LISTS, "a list")
+    names |= dict.fromkeys(LISTS, "a list") | dict.fromkeys(MAPPINGS, "a mapping")
+    names |= {"Path": "a path", "recipe": "a part, words with a _target_"}
 
     def name(option: str) -> str:
         head, _, inner = option.partition("[")
-        return f"one of {inner[:-1]}" if head == "Literal" else names.get(head, option)
+        if head in LISTS and (wanted := arguments(option)):
+            number = f" of {len(wanted)}" if len(wanted) > 1 else ""
+            return f"a list{number} (each {' or '.join(dict.fromkeys(english(split(one)) for one in wanted))})"
+        choices = inner.removesuffix("]")
+        return "one of " * ("," in choices) + choices if head == "Literal" else names.get(head, option)
 
-    return " or ".join(map(name, options))
+    return " or ".join(name(option) for option in options if not option.endswith("Tensor"))
 
 
 # --- signatures: {parameter: annotation as text, or None}; the whole is None where any word is taken
 
-def source_signature(target: str, path: str) -> dict[str, str | None] | None:
+def source_signature(target: str, path: str, homes=("lmzoo",)) -> dict[str, str | None] | None:
     """The parameters of one of lmzoo's own classes or functions, read from the source."""
-    module, _, name = target.rpartition(".")
-    if (found := definition(module, name)) is None:
+    found = definition(*target.rpartition(".")[::2])
+    if found is None or not belongs(found[0], homes):
         raise UserError(f"{path}._target_={target}: there is no such class or function")
     return parameters(*found)
+
+
+def handed_over(target: str) -> set[str]:
+    """Words of one of lmzoo's recipes that its caller gives: those without a default; of a block all but keywords."""
+    module, node = definition(*target.rpartition(".")[::2]) or ("", None)
+    init = initialiser(node) if isinstance(node, ast.ClassDef) else node
+    if isinstance(init, ast.FunctionDef):
+        placed = [p.arg for p in init.args.posonlyargs + init.args.args]
+        return set(placed if belongs(module, ["lmzoo.blocks"]) else placed[: len(placed) - len(init.args.defaults)])
+    bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
+    return handed_over(f"{module}.{bases[0]}") if bases else set()
+
+
+def initialiser(node: ast.ClassDef) -> ast.FunctionDef | None:
+    """The `__init__` of a class, where it has one of its own."""
+    return next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None)
 
 
 def parameters(module: str, node: ast.stmt) -> dict[str, str | None] | None:
@@ -128,7 +204,7 @@ def parameters(module: str, node: ast.stmt) -> dict[str, str | None] | None:
         return own_parameters(node)
     if not isinstance(node, ast.ClassDef):
         return None
-    init = next((child for child in node.body if isinstance(child, ast.FunctionDef) and child.name == "__init__"), None)
+    init = initialiser(node)
     words = own_parameters(init, skip=1) if init else dataclass_fields(node)
     if init and not init.args.kwarg:
         return words
@@ -187,11 +263,13 @@ def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:
     return None
 
 
-def imported_signature(target: str, path: str) -> dict[str, str | None] | None:
+def imported_signature(target: str, path: str, homes=("torch",)) -> dict[str, str | None] | None:
     """The parameters of a class or function of any package, imported."""
     module, _, name = target.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
+        if not belongs(str(getattr(found, "__module__", None)), homes):  # what a module has imported from elsewhere
+            raise AttributeError
         every = inspect.signature(found).parameters.values()
     except (ImportError, AttributeError):
         raise UserError(f"{path}._target_={target}: there is no such class or function") from None
@@ -204,4 +282,4 @@ def imported_signature(target: str, path: str) -> dict[str, str | None] | None:
 
 def text(annotation) -> str:
     """`int`, `float | None`, ... as one would write it."""
-    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return annotation.__name__ if type(annotation) is type else str(annotation)

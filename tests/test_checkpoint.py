@@ -29,7 +29,7 @@ GPT = config("gpt", vocab_size=400, max_len=12, dropout=0.5, attention=["multi_h
 
 def saved(net: nn.Module, path: Path) -> Path:
     """A checkpoint such as training writes, as far as reading needs it."""
-    run = {"model": net.config, "tokenizer": {"special": {}}}
+    run = {"model": net.config, "tokenizer": {"special": {}}, "trust": ["posix"]}
     identity = {"config": run, "tokenizer": byte([], 400).json, "wandb_id": "x", "version": "0"}
     checkpoint.write({"state_dict": {f"net.{k}": v for k, v in net.state_dict().items()}, "lmzoo": identity}, path)
     return path
@@ -59,19 +59,13 @@ def test_build_keeps_the_config_and_its_sizes():
         "lmzoo.checkpoint.os.system",  # the path begins with ours, the object is not ours
         "lmzoo.checkpoint.torch.load",
         "lmzoo.checkpoint.write",  # ours, but no part of a model
-        "torch.load",
-        "torch.hub.load",
+        "torch.load", "torch.hub.load",
         "torch.nn.modules.module.torch.load",
-        "torch.nn.Module.__init__.__globals__",
-        "torch.nn.modules.module.functools.partial",
+        "torch.nn.Module.__init__.__globals__", "torch.nn.modules.module.functools.partial",
         "lmzoo.blocks.attention.torch.hub.load",
-        "builtins.eval",
-        "pathlib.Path",
-        "this",
-        "",
-        3,
+        "builtins.eval", "pathlib.Path", "this", "", 3,
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("place", ["root", "part", "list", "deep"])
 def test_a_foreign_target_is_refused_wherever_it_stands(target, place):
     foreign = {"_target_": target}
@@ -140,7 +134,7 @@ def test_load_gives_the_live_models_logits_bit_for_bit(tmp_path):
     assert loaded.state_dict().keys() == net.state_dict().keys()
 
 
-def test_load_refuses_a_foreign_target_in_a_file(tmp_path):
+def test_load_refuses_a_foreign_target_in_a_file_whatever_the_file_trusts(tmp_path):
     net = lmzoo.build(GPT)
     net.config = GPT | {"init": {"_target_": "lmzoo.checkpoint.os.getcwd"}}
     with pytest.raises(UserError, match="os.getcwd"):
@@ -186,6 +180,20 @@ def test_load_weights_names_what_does_not_fit_and_copies_nothing(change, named):
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
+@pytest.mark.parametrize(("n_ids", "n_new", "size"), [(10, 12, 12), (10, 12, 16), (10, 16, 16), (10, 10, 10)])
+def test_a_vocabulary_grows_into_its_spare_rows_and_beyond(n_ids, n_new, size):
+    """Of 10 ids in a net of 10 rows, or of 16 of which 6 are spare."""
+    rows = 10 if size == 12 else size
+    state = {"embed.tokens.weight": torch.randn(rows, 3), "head.bias": torch.randn(rows), "norm.weight": torch.ones(3)}
+    wider = checkpoint.widened(state, n_ids, n_new)
+    assert torch.equal(wider["norm.weight"], state["norm.weight"])
+    for key in ("embed.tokens.weight", "head.bias"):
+        assert len(wider[key]) == size and torch.equal(wider[key][:n_ids], state[key][:n_ids])
+        assert torch.equal(wider[key][n_new:], state[key][n_new:])
+        for new in wider[key][n_ids:n_new]:
+            torch.testing.assert_close(new, state[key][:n_ids].mean(0))
+
+
 def test_tied_weights_stay_tied():
     net = lmzoo.build(GPT)
     checkpoint.load_weights(net, lmzoo.build(GPT).state_dict())
@@ -213,7 +221,8 @@ def test_a_damaged_checkpoint_is_passed_over_by_name_for_the_newest_whole_one(tm
     assert checkpoint.find(tmp_path / "run").name == "last.ckpt"
     damage(folder / "last.ckpt")  # and with it step 3, which is the same file
     assert checkpoint.find(tmp_path / "run") == folder / "step-000002.ckpt"
-    assert "last.ckpt is damaged" in caplog.text and "step-000003.ckpt is damaged" in caplog.text
+    (line,) = caplog.messages
+    assert "damaged" in line and line.endswith("last.ckpt, step-000003.ckpt; taking step-000002.ckpt")
     with pytest.raises(UserError, match="step-000003.ckpt is damaged"):
         checkpoint.read(folder / "step-000003.ckpt")
     for name in checkpoint.names(folder)[:2]:
@@ -234,13 +243,46 @@ def test_a_link_is_the_same_file_and_outlives_the_first_name(tmp_path):
 
 def test_last_is_the_newest_run_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="ckpt=last"):
+    with pytest.raises(UserError, match="last: no run under runs/"):
         checkpoint.find("last")
     for age, run in enumerate(("b/new", "a/newest", "c/old")):
         checkpoint.write({}, Path("runs") / run / "checkpoints/last.ckpt")
         when = {"c/old": 100, "b/new": 200, "a/newest": 300}[run] + age
         os.utime(Path("runs") / run / "checkpoints/MANIFEST.json", (when, when))
     assert checkpoint.find("last") == Path("runs/a/newest/checkpoints/last.ckpt")
+
+
+def test_last_passes_over_runs_that_a_living_process_trains(tmp_path, monkeypatch):
+    """The lock of a process that was killed is no sign of life; a live run can still be named."""
+    monkeypatch.chdir(tmp_path)
+    for run in ("old", "new"):
+        checkpoint.write({}, Path("runs") / run / "checkpoints/last.ckpt")
+    Path("runs/old/.lock").touch()
+    train = "import sys\nfrom filelock import FileLock\nwith FileLock(sys.argv[1]): print(flush=True), input()"
+    living = []
+    for run in ("new", "old"):
+        assert checkpoint.find("last").parts[1] == run
+        living.append(subprocess.Popen([sys.executable, "-c", train, f"runs/{run}/.lock"], stdin=-1, stdout=-1))
+        living[-1].stdout.readline()
+    assert checkpoint.find("runs/new").parts[1] == "new"
+    with pytest.raises(UserError, match="each run under runs/ is in training at the moment; name one, as runs/new"):
+        checkpoint.find("last")
+    for process in living:
+        process.kill(), process.wait()
+    assert checkpoint.find("last").parts[1] == "new"
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", "", "{", '{"last.ckpt": 5}', "null", "3"])
+def test_a_broken_manifest_names_the_files_that_are_there(tmp_path, content):
+    folder = tmp_path / "run/checkpoints"
+    checkpoint.write({"x": 1}, folder / "step-000001.ckpt")
+    checkpoint.write({"x": 2}, folder / "last.ckpt")
+    (folder / "short.ckpt").write_bytes((folder / "last.ckpt").read_bytes()[:-100])
+    (folder / "MANIFEST.json").write_text(content)
+    with pytest.raises(UserError, match="no whole checkpoint .*give one of its files by name: .*step-000001") as error:
+        checkpoint.find(tmp_path / "run")
+    assert "short.ckpt" not in str(error.value)
+    assert checkpoint.read(checkpoint.find(folder / "step-000001.ckpt")) == {"x": 1}
 
 
 @pytest.mark.parametrize("call", [checkpoint.find, lmzoo.load])
@@ -259,6 +301,9 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path):
     for name in ("text.ckpt", "objects.ckpt", "short.ckpt"):
         with pytest.raises(UserError, match=f"{name} is not a whole checkpoint"):
             checkpoint.read(tmp_path / name)
+    torch.save({"x": 1}, tmp_path / "other.ckpt")
+    with pytest.raises(UserError, match="other.ckpt is no checkpoint of lmzoo"):
+        lmzoo.load(tmp_path / "other.ckpt")
 
 
 def test_what_is_not_plain_is_not_written(tmp_path):

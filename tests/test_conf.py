@@ -26,7 +26,7 @@ def words(group: str, option: str) -> tuple[str, ...]:
     if group == "model":
         return f"model={option}", f"task={TASKS[model_family(option)]}"
     if group == "task":
-        return f"model={MODELS[task_families(CONF / 'task' / f'{option}.yaml')[0]]}", f"task={option}"
+        return f"model={MODELS[task_families(option)[0]]}", f"task={option}"
     if group == "published":
         model, _, size = option.rpartition("-")
         return f"model={model}", f"size={size}", f"task={TASKS[model_family(model)]}"
@@ -35,6 +35,8 @@ def words(group: str, option: str) -> tuple[str, ...]:
         return *words("task", task), f"size={size}"
     if group == "experiment":
         return (f"experiment={option}",)
+    if option == "mixture":
+        return "model=gpt", "task=clm", "data=mixture", "data.sources.one.weight=1", "data.sources.one.kind=pydoc"
     if group == "model/cross":
         return "model=t5", "task=span_corruption", f"{group}={option}"
     if group == "model/head" and option == "masked":

@@ -28,6 +28,7 @@ MISTAKES = [
     (("model=gptt",), "model=gptt: there is no such option; did you mean gpt?"),
     ((*GPT, "model/position=rotry"), "model/position=rotry: there is no such option; did you mean rotary?"),
     ((*GPT, "size=bse"), "size=bse: there is no such size of gpt; did you mean base?"),
+    (("model=bert", "task=mlm", "size=xl"), "size=xl: there is no such size of bert; choose from base, large, small,"),
     ((*GPT, "tokenizer=_training"), "tokenizer=_training: "),
     # values of the wrong type, above and below _target_
     ((*GPT, "optim.lr=abc"), "optim.lr='abc' should be a number"),
@@ -47,7 +48,60 @@ MISTAKES = [
     ((*GPT, "~optim"), "~optim: only a callback can be taken away"),
     ((*GPT, "~model"), "~model: only a callback can be taken away"),
     ((*GPT, "~optim.lr"), "~optim.lr: only a callback can be taken away"),
+    # nothing where a part belongs
+    ((*GPT, "model.attention=null"), "model.attention=None is no part: choose by model/attention=NAME, one of"),
+    ((*GPT, "model.norm=abc"), "model.norm='abc' is no part: choose by model/norm=NAME"),
+    ((*GPT, "model._target_=null"), "model._target_=None is no part: choose by model=NAME"),
+    ((*GPT, "tokenizer.kind=null"), "tokenizer.kind=None is no part: choose by tokenizer=NAME"),
+    ((*GPT, "data.reader=5"), "data.reader=5 is no part: choose by data=NAME"),
+    ((*GPT, "optim.optimizer=null"), "optim.optimizer=None is no part: choose by optim=NAME"),
+    ((*GPT, "callbacks.metrics=null"), "callbacks.metrics=None is no part"),
+    (("model=gpt", "task=classification", "task.head=null"), "task.head=None is no part"),
+    ((*GPT, "model.attention=[1]"), "model.attention: words with values belong here, not a list"),
+    ((*GPT, "schedule=[1]"), "schedule=[1]: there is no such option"),
+    ((*GPT, "trainer.precision=null"), "trainer.precision: null is no value for it"),
+    ((*GPT, "task.family=0"), "task.family=0 should be one of encoder, decoder, encoder-decoder"),
+    # values of the wrong type inside
+    ((*GPT, "task.prompts=[1,2]"), "task.prompts=[1, 2] should be a list (each a text)"),
+    ((*GPT, "callbacks.metrics.folder=5"), "callbacks.metrics.folder=5 should be a text"),
+    ((*GPT, "callbacks.metrics.wandb=5"), "callbacks.metrics.wandb=5 should be a mapping or null"),
+    ((*GPT, "model.ffn.activation=5"), "model.ffn.activation=5 should be a part, words with a _target_"),
+    ((*GPT, "model.attention.qk_norm={eps: 1}"), "model.attention.qk_norm={'eps': 1} should be a part"),
+    # what a part is handed by the run
+    ((*GPT, "model.attention.d_model=8"), "model.attention.d_model: Attention is given this by other words"),
+    ((*GPT, "model.ffn.dropout=0.5"), "model.ffn.dropout: FeedForward is given this by other words"),
+    ((*GPT, "task.seed=8"), "task.seed: CausalLM is given this by other words"),
+    ((*GPT, "schedule.total_steps=8"), "schedule.total_steps: cosine is given this by other words"),
+    ((*GPT, "optim.optimizer.lr=8"), "optim.optimizer.lr: AdamW is given this by other words"),
+    ((*GPT, "tokenizer.kind.vocab_size=8"), "tokenizer.kind.vocab_size: train_bpe is given this by other words"),
+    (("model=gpt", "task=classification", "task.head.n_classes=3"), "task.head.n_classes: Classifier is given this"),
+    ((*GPT, "model._partial_=true"), "model._partial_: leave it out"),
+    ((*GPT, "model.attention._partial_=5"), "model.attention._partial_: leave it out"),
+    ((*GPT, "model._args_=[1]"), "model._args_: leave it out"),
+    # code of others
+    ((*GPT, "model._target_=os.system"), "torch.nn, or trust=[os] if it is yours or you trust its code"),
+    ((*GPT, "model.attention._target_=mine.A", "trust=min"), "model.attention._target_=mine.A: take a class of"),
+    ((*GPT, "data.reader._target_=os.remove"), "_target_=os.remove: take a class of lmzoo.data, or trust=[os]"),
+    ((*GPT, "task._target_=lmzoo.checkpoint.remove"), "task._target_=lmzoo.checkpoint.remove: take a class"),
+    ((*GPT, "model.head._target_=lmzoo.blocks.head.nn.Linear"), "there is no such class or function"),
+    # words of the data that its reader would not look at
+    ((*GPT, "data=text", "data.field=x"), "data.field: Text has no such word; it is one of data=jsonl"),
+    ((*GPT, "data=jsonl", "data.text_column=x"), "data.text_column: Jsonl has no such word; it is one of data="),
+    ((*GPT, "data.label_column=x"), "data.label_column: read_pydoc has no such word; it is one of data="),
+    ((*GPT, "data.path=x"), "data.path=x: say which kind of source it is, data=text (or jsonl, csv) data.path=x"),
+    (("model=gpt", "task=classification", "data.path=x"), "data.path=x: say which kind of source it is"),
+    ((*GPT, "data=csv", "data.reader.delimiter=ab"), "data.reader.delimiter='ab' is not a single character"),
+    # nothing after the sign
+    (("ckpt=",), "ckpt=: nothing follows the sign"),
+    (("task=clm", "init_from="), "init_from=: nothing follows the sign"),
+    ((*GPT, "run_dir="), "run_dir=: nothing follows the sign"),
+    ((*GPT, "data=text", "data.path="), "data.path=: nothing follows the sign"),
+    # folders
+    ((*GPT, f"run_dir={__file__}"), "test_config.py is a file; give another folder"),
+    ((*GPT, f"run_dir={__file__}/x"), "test_config.py is a file; give another folder"),
     # grammar
+    ((*GPT, "optim.lr=1e-3,3e-4"), "optim.lr=1e-3,3e-4: several values make a sweep: add -m"),
+    (("model=gpt,llama", "task=clm"), "model=gpt,llama: several values make a sweep: add -m"),
     ((*GPT, "foo"), "can't read 'foo': write word=value"),
     ((*GPT, "optim.lr=[1"), "can't read 'optim.lr=[1'"),
     # pairs
@@ -86,14 +140,20 @@ def test_one_line_and_exit_code_2(words, tmp_path, monkeypatch):
     assert list(tmp_path.glob("**/*-gpt")) == []
 
 
+MISFIT = "task=clm needs a model of family decoder"
+
+
 def test_a_sweep_runs_all_jobs_and_exits_with_1(tmp_path, monkeypatch):
     """What shows in a job of its own doesn't keep the others from running."""
     monkeypatch.chdir(tmp_path)
     done = run("-m", "model=bert,t5", "task=clm", "run_dir=sweep")
     assert done.returncode == 1
-    assert done.stdout.splitlines() == ["job 0: model=bert,task=clm", "job 1: model=t5,task=clm"]
+    said = [line for line in done.stdout.splitlines() if line]
+    assert said[:3] == ["job 0: model=bert task=clm", "job 1: model=t5 task=clm", "job  words       val/loss"]
+    jobs = [f"  0  model=bert  {MISFIT}", f"  1  model=t5    {MISFIT}"]
+    assert [line[: len(jobs[0])] for line in said[3:]] == jobs
     assert [line[:20] for line in done.stderr.splitlines()] == ["lmzoo: task=clm need"] * 2
-    assert sorted(path.name for path in (tmp_path / "sweep").iterdir() if path.is_dir()) == ["0-bert", "1-t5"]
+    assert not [path for path in (tmp_path / "sweep").iterdir() if path.is_dir()]  # nothing to keep
 
 
 @pytest.mark.parametrize("words", [("--help",), ("model=gpt", "task=mlm"), (*GPT, "model.n_heads=x")])
@@ -118,6 +178,7 @@ finally:
 def test_help(command):
     text = run("--help", command=command).stdout
     assert f"python -m lmzoo.{command}" in text and "ckpt: null" in text
+    assert (command == "train") == ("size=175b, base, large, medium, xl  (published, of gpt)" in text)
     assert max(map(len, text.splitlines())) <= 140
 
 
@@ -144,7 +205,7 @@ def test_the_command_line_wins_over_what_a_model_or_task_chooses():
     assert lmzoo.compose("model=bert", "task=mlm").tokenizer.kind._target_.endswith("train_wordpiece")
     assert lmzoo.compose("model=bert", "task=mlm", "tokenizer=char").tokenizer.kind._target_.endswith("char")
     assert lmzoo.compose("model=bert", "task=classification").data.packing == "single"
-    assert lmzoo.compose("model=bert", "task=classification", "data=csv").data.reader._target_.endswith("read_csv")
+    assert lmzoo.compose("model=bert", "task=classification", "data=csv").data.reader._target_.endswith("Csv")
 
 
 def test_callbacks_can_be_taken_away():
@@ -156,6 +217,16 @@ def test_published_sizes_win_over_the_ladder():
     assert (config.model.d_model, config.model.n_layers, config.tokenizer.vocab_size) == (1600, 48, 50257)
 
 
+def test_modules_that_are_trusted_are_a_list():
+    for word in ("trust=mine,yours", "trust=[mine, yours]"):
+        config = lmzoo.compose(*GPT, word, "model.attention._target_=yours.parts.Attention")
+        assert config.trust == ["mine", "yours"]
+
+
+def test_words_that_hold_words_are_open():
+    assert lmzoo.compose(*GPT, "tokenizer.special={pad: x}").tokenizer.special == {"pad": "x"}
+
+
 def test_composed_text_is_literal():
-    config = lmzoo.compose(*GPT, "data.path=${x}, it's", "run_dir=[a] ${b}")
+    config = lmzoo.compose(*GPT, "data=text", "data.path=${x}, it's", "run_dir=[a] ${b}")
     assert plain(config)["data"]["path"] == "${x}, it's" and config.run_dir == "[a] ${b}"

@@ -62,6 +62,24 @@ def test_the_nets_rows_are_kept_when_the_source_changes(gpt_run, corpus):
     assert (config.data.row_length, config.data.batch_size, config.split) == (64, 3, "whole")
 
 
+def test_an_exported_folder_has_no_run_to_evaluate(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is an exported folder: .* train init_from="):
+        configured(f"ckpt={tmp_path}")
+
+
+def test_limited_batches(gpt_run, tmp_path):
+    """The loss of the first batch alone, and no bits per byte, which would be over bytes that were not read."""
+    first, rest = "the cat sat on a mat", "rain fell over old hills"
+    for name, texts in (("one.txt", [first]), ("all.txt", [first, rest, rest])):
+        (tmp_path / name).write_text("\n\n".join(texts))
+    words = (f"ckpt={gpt_run}", "data=text", "data.batch_size=1", "data.packing=single")
+    one = evaluate(configured(*words, f"data.path={tmp_path / 'one.txt'}"))
+    limited = evaluate(configured(*words, f"data.path={tmp_path / 'all.txt'}", "trainer.limit_val_batches=1"))
+    assert limited["test/loss"] == pytest.approx(one["test/loss"], abs=1e-6)
+    assert "test/bits_per_byte" in one and "test/bits_per_byte" not in limited
+
+
 def test_the_runs_folder_is_left_alone(gpt_run):
     before = {path: path.read_bytes() for path in gpt_run.glob("*") if path.is_file()}
     evaluate(configured(f"ckpt={gpt_run}"))
@@ -72,6 +90,10 @@ def test_mistakes(gpt_run):
     for words, line in [((), "no ckpt: say ckpt=RUN"), ((f"ckpt={gpt_run}", "split=test"), "split=test: the data has"),
                         (("ckpt=/nowhere",), "/nowhere does not exist"),
                         ((f"ckpt={gpt_run}", "data.field=x"), "data.field: name the source"),
+                        ((f"ckpt={gpt_run}", "data=text", "data.field=x"), "data.field: Text has no such word"),
+                        ((f"ckpt={gpt_run}", "data=text", "data.val_path=x"), "data.val_path changes nothing"),
+                        ((f"ckpt={gpt_run}", "trainer.max_steps=5"), "trainer.max_steps changes nothing in an"),
+                        ((f"ckpt={gpt_run}", "trainer.devices=0"), "trainer.devices=0 must be between"),
                         ((f"ckpt={gpt_run}", "data.path=/nowhere"), "matches no file")]:  # fmt: skip
         with pytest.raises(UserError) as refusal:
             evaluate(configured(*words))

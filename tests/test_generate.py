@@ -9,7 +9,8 @@ from lmzoo import UserError
 from lmzoo.generate import answer
 from lmzoo.generate import main as command
 
-WORDS = {"max_new_tokens": 8, "temperature": None, "top_k": None, "top_p": None, "seed": 0, "device": "cpu"}
+WORDS = {"max_new_tokens": 8, "seed": 0, "device": "cpu", "trust": []}
+WORDS |= dict.fromkeys(("temperature", "top_k", "top_p"))
 
 
 def asked(run, prompt, **words):
@@ -74,6 +75,22 @@ def test_mistakes(gpt_run, bert_run, tmp_path):
         with pytest.raises(UserError) as refusal:
             asked(run, **words)
         assert line in str(refusal.value)
+
+
+def test_a_device_that_is_not_there(gpt_run):
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match="device=cuda: not here"):
+            asked(gpt_run, "a", device="cuda")
+
+
+@pytest.mark.parametrize(
+    "word", ["device=foo", "device=meta", "temperature=1e-300", "seed=9999999999", "top_p=2", "top_k=0", "ckpt="]
+)
+def test_values_that_cannot_be_are_refused_before_a_net_is_read(word, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", word])
+    with pytest.raises(SystemExit, match="2"):
+        command()
+    assert capsys.readouterr().err.startswith(f"lmzoo: {word.partition('=')[0]}=")
 
 
 @pytest.mark.parametrize("prompt", ["Hello, world!", "it's", "[x] {y} ${z}", "你好", "x = 3", "back\\"])

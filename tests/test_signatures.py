@@ -28,7 +28,10 @@ def test_fitting_values(value, annotation):
         (8.5, "int", "a whole number"), ("abc", "float", "a number"), (True, "int", "a whole number"),
         (1, "bool", "true or false"), (True, "float", "a number"), (None, "float", "a number"), (3, "str", "a text"),
         ("x", "int | None", "a whole number or null"), ("mean", "Literal['first', 'last']", "one of 'first', 'last'"),
-        (3, "list[int]", "a list"), ("abc", "float | Tensor", "a number or Tensor"),
+        (3, "list[int]", "a list (each a whole number)"), ("abc", "float | Tensor", "a number"),
+        ([1, "a"], "Sequence[str] | None", "a list (each a text) or null"), ({"a": 1}, "list", "a list"),
+        ([0.9], "tuple[float, float]", "a list of 2 (each a number)"), (5, "Mapping | None", "a mapping or null"),
+        (5, "str | Path", "a text or a path"), ({"a": 1}, "Literal['a'] | None", "'a' or null"),
         ({"a": 1}, "int", "a whole number"),
     ],
 )  # fmt: skip
@@ -75,8 +78,8 @@ def test_unknown_words_name_the_nearest():
 
 def test_lists_of_recipes_are_walked():
     layers = [{"_target_": "lmzoo.optim.cosine", "end": 0.1}, {"_target_": "lmzoo.optim.cosine", "end": "low"}]
-    with pytest.raises(UserError, match=r"^parts\[1\].end='low' should be a number$"):
-        check({"parts": layers})
+    with pytest.raises(UserError, match=r"^schedule\[1\].end='low' should be a number$"):
+        check({"schedule": layers})
 
 
 def test_a_target_that_is_not_there():
