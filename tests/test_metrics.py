@@ -3,11 +3,24 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lmzoo import checkpoint
 from lmzoo.callbacks import Metrics
-from lmzoo.callbacks.metrics import Table
+from lmzoo.callbacks.metrics import COLUMNS, Table
 from small_run import At, rows, run
+
+TASK = SimpleNamespace(device=torch.device("cpu"), net=None)
+
+
+def faked(**more) -> SimpleNamespace:
+    """A trainer as the callback sees it, at step 0."""
+    usual = {
+        "global_step": 0, "max_steps": 9, "num_training_batches": 9, "is_global_zero": True, "world_size": 1,
+        "sanity_checking": False, "callback_metrics": {"val/loss": 1.0}, "state": SimpleNamespace(fn="fit"),
+        "optimizers": [], "train_dataloader": SimpleNamespace(waited=0.0),
+    }  # fmt: skip
+    return SimpleNamespace(**usual | more)
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +38,72 @@ def test_a_row_has_the_sizes_of_its_step(whole):
     assert {(r["lr"], r["grad_norm"]) for r in table} == {("0.05", "2.0")}
     with open(whole[0] / "metrics.csv") as file:
         header = file.readline().strip().split(",")
-    assert header == ["step", "epoch", "tokens", "train/loss", "lr", "grad_norm", "tokens_per_s", "val/loss"]
+    assert header == ["step", "epoch", "tokens", "train/loss", "train/perplexity", "lr", "grad_norm", "tokens_per_s",
+                      "data_wait", "memory_mb", "val/loss"]  # fmt: skip
+
+
+def test_the_loss_of_a_row_is_the_mean_over_all_targets_since_the_one_before(tmp_path):
+    """By hand: (1 x 5 + 3 x 4) / 4; a row without any target; a step without one, which does not count."""
+    metrics = Metrics(tmp_path, every_n_steps=2)
+    given = [(5.0, 1), (4.0, 3), (7.0, 0), (0.0, 0), (torch.tensor(8.0), 0), (torch.tensor(3.0), 2)]
+    trainer = faked(max_steps=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lmzoo.callbacks.metrics.validation_due", lambda trainer: False)
+        metrics.on_train_start(trainer, TASK)
+        for trainer.global_step, (loss, targets) in enumerate(given, 1):
+            row = {"loss": loss, "targets": targets, "lr": 1.0, "grad_norm": 1.0, "tokens": 1}
+            metrics.on_train_batch_end(trainer, TASK, row)
+            again = Metrics(tmp_path)
+            again.load_state_dict(metrics.state_dict())
+            assert again.losses.plain() == metrics.losses.plain()
+    assert [row["train/loss"] for row in metrics.table.read()] == [17 / 4, 0, 3]
+    perplexities = [row["train/perplexity"] for row in metrics.table.read()]
+    assert perplexities == pytest.approx([70.1054, 1, 20.0855], abs=1e-4)
 
 
 def test_throughput_is_tokens_over_elapsed_time_without_validation(tmp_path, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr("lmzoo.callbacks.metrics.time.perf_counter", lambda: clock.now)
     metrics = Metrics(tmp_path, every_n_steps=2)
-    trainer = SimpleNamespace(
-        global_step=0, max_steps=10, num_training_batches=10, is_global_zero=True, world_size=2, sanity_checking=False,
-        callback_metrics={"val/loss": 1.0}, state=SimpleNamespace(fn="fit"),
-    )  # fmt: skip
+    trainer = faked(max_steps=10, world_size=2)
     monkeypatch.setattr("lmzoo.callbacks.metrics.validation_due", lambda trainer: trainer.global_step == 3)
-    task = SimpleNamespace(plan=SimpleNamespace(mfu=lambda speed, devices: speed / 1000 / devices))
+    task = SimpleNamespace(**vars(TASK), plan=SimpleNamespace(mfu=lambda speed, devices: speed / 1000 / devices))
     metrics.on_train_start(trainer, task)
     for step, tokens in enumerate((100, 200, 300, 400), 1):
         clock.now += 2.0
+        trainer.train_dataloader.waited += 0.5 * step  # of the 4 s before step 2 the loader took 1.5, then 3.5
         trainer.global_step = step
-        metrics.on_train_batch_end(trainer, task, {"loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "tokens": tokens})
+        outputs = {"loss": 1.0, "targets": 1, "lr": 1.0, "grad_norm": 1.0, "tokens": tokens}
+        metrics.on_train_batch_end(trainer, task, outputs)
         if step == 3:
             metrics.on_validation_start(trainer, task)
             clock.now += 50.0
             metrics.on_validation_end(trainer, task)
     table = metrics.table.read()
-    assert [(r["step"], r.get("tokens_per_s"), r.get("mfu")) for r in table] == [
-        (2, 300 / 4, 0.0375), (3, None, None), (4, 700 / 4, 0.0875),
+    assert [(r["step"], r.get("tokens_per_s"), r.get("mfu"), r.get("data_wait")) for r in table] == [
+        (2, 300 / 4, 0.0375, 0.375), (3, None, None, None), (4, 700 / 4, 0.0875, 0.875),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "outputs", "columns"), [
+    ([("decay", 0.1, 0.05), ("no_decay", 0.1, 0.05)], {"skipped": 0}, {}),
+    ([("decay", 0.1, 0.05), ("head", 0.2, 0.1)], {}, {"lr/decay": 0.05, "lr/head": 0.1}),
+    ([("decay", 0.1, 0.0), ("head", 0.2, 0.0)], {}, {"lr/decay": 0.0, "lr/head": 0.0}),  # at a warm-up's begin
+    ([], {"skipped": 2}, {"skipped": 2}),
+    ([], {"skipped": 0, "loss_scale": 65536.0}, {"skipped": 0, "loss_scale": 65536}),
+])  # fmt: skip
+def test_columns_for_what_not_every_run_has(tmp_path, monkeypatch, groups, outputs, columns):
+    monkeypatch.setattr("lmzoo.callbacks.metrics.validation_due", lambda trainer: False)
+    groups = [{"name": name, "initial_lr": initial, "lr": lr} for name, initial, lr in groups]
+    trainer, metrics = faked(optimizers=[SimpleNamespace(param_groups=groups)]), Metrics(tmp_path, every_n_steps=1)
+    metrics.on_train_start(trainer, TASK)
+    trainer.global_step = 1
+    given = {"loss": 800.0, "targets": 1, "lr": 0.05, "grad_norm": 1.0, "tokens": 1}
+    metrics.on_train_batch_end(trainer, TASK, given | outputs)
+    (row,) = metrics.table.read()
+    usual = {*COLUMNS, "memory_mb"}
+    assert {name: value for name, value in row.items() if name not in usual} == columns
+    assert row["train/perplexity"] == float("inf") and 50 < row["memory_mb"] < 10**5
 
 
 def test_a_table_grows_by_columns_and_drops_a_torn_line(tmp_path):

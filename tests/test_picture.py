@@ -1,7 +1,10 @@
 """The picture shows what there is, looked for by its colours."""
 
+import warnings
+
 import matplotlib.image
 import numpy as np
+import pytest
 
 from lmzoo.callbacks.picture import TRAIN, VALIDATION, draw
 
@@ -20,3 +23,12 @@ def test_the_picture_shows_what_there_is(tmp_path):
         assert image.shape[:2] == (675, 1200)
         inside = image[100:540, 150:700]  # without the legend
         assert (has_colour(inside, TRAIN), has_colour(inside, VALIDATION)) == seen
+
+
+@pytest.mark.parametrize("title", ["运行", "a$b^$c", "run ${x}", "", "a run"])
+def test_a_title_is_literal_and_never_warns(tmp_path, title):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw([], tmp_path / "loss.png", title=title)
+    top = matplotlib.image.imread(tmp_path / "loss.png")[:80, :350, :3]
+    assert bool((top < 0.5).any()) == (title not in ("", "运行"))

@@ -1,35 +1,48 @@
-"""The record of a run: metrics.csv, its picture, and the same rows for wandb."""
+"""The record of a run: metrics.csv, its picture, and the same rows for wandb and TensorBoard."""
 
 import csv
 import io
+import math
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from .picture import draw
-from .steps import validation_due
-from .tracking import Wandb
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None
 
-COLUMNS = ["step", "epoch", "tokens", "train/loss", "lr", "grad_norm", "tokens_per_s"]
+from .picture import draw
+from .steps import Losses, validation_due
+from .tracking import TensorBoard, Wandb
+
+COLUMNS = ["step", "epoch", "tokens", "train/loss", "train/perplexity", "lr", "grad_norm", "tokens_per_s", "data_wait"]
 SECONDS_BETWEEN_PICTURES = 60
 
 
 class Metrics(Callback):
-    """One row of metrics.csv every so many steps and at each validation; loss.png; each row to wandb as well.
+    """One row of metrics.csv every so many steps and at each validation; loss.png; each row to the trackers as well.
 
-    `tokens` counts all ranks since the run began. `tokens_per_s` is tokens over elapsed time since the row before,
-    validation left out. Rows are only ever appended; when a run goes on from step s, those beyond s are cut first.
-    The task may carry a `plan` (model FLOPs utilisation becomes the column `mfu` where the device's peak is known) and
-    an `identity` (`wandb_id`, and `config` for wandb to show).
+    `tokens` counts all ranks since the run began. `train/loss` is the mean over all targets since the training row
+    before. `tokens_per_s` is tokens over elapsed time since then, validation left out, and `data_wait` the share of
+    that time in which the first rank waited for its loader. `memory_mb` is its device's peak, on a CPU the process's.
+    Columns `lr/GROUP` appear where the optimizer's groups differ in it, `loss_scale` under fp16, `skipped` once steps
+    were, `seen/NAME` (rows since the run began) for each source of a mixture. Rows are only ever appended; when
+    a run goes on from step s, those beyond s are cut first.
+    The task may carry a `plan` (model FLOPs utilisation becomes the column `mfu` where the device's peak is known), an
+    `identity` (`wandb_id`, and `config` for wandb to show) and an `environment` (shown too).
 
     Args:
         folder: the run folder.
         every_n_steps: interval of the training rows, in optimizer steps.
-        wandb: settings of `Wandb` (mode, project, name, notes); None: no wandb.
+        wandb: settings of `Wandb` (mode, project, ...); None: no wandb.
         tags: wandb's tags.
+        tensorboard: whether to write TensorBoard's files too.
     """
 
     def __init__(
@@ -38,43 +51,57 @@ class Metrics(Callback):
         every_n_steps: int = 10,
         wandb: Mapping | None = None,
         tags: Sequence[str] = (),
+        tensorboard: bool = False,
     ):
+        if tensorboard:
+            TensorBoard.require()
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
         self.settings = {"mode": "disabled"} if wandb is None else dict(wandb)
         self.tags = tags
-        self.wandb: Wandb | None = None
+        self.tensorboard = tensorboard
+        self.trackers: list[Wandb | TensorBoard] = []
         self.table = Table(self.folder / "metrics.csv", COLUMNS)
         self.tokens = 0
+        self.losses = Losses()
         self.row: dict[str, float] = {}
 
     def state_dict(self) -> dict:
-        return {"tokens": self.tokens}
+        return {"tokens": self.tokens, "losses": self.losses.plain()}
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.tokens = state_dict["tokens"]
+        self.losses.steps = [tuple(step) for step in state_dict.get("losses", ())]
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         if trainer.is_global_zero:
             self.table.cut(trainer.global_step)
             identity = getattr(task, "identity", {})
-            self.wandb = Wandb(
-                self.folder, id=identity.get("wandb_id"), config=identity.get("config"), tags=self.tags, **self.settings
-            )
+            self.trackers = [Wandb(
+                self.folder, id=identity.get("wandb_id"), config=identity.get("config"), tags=self.tags,
+                environment=getattr(task, "environment", None), **self.settings,
+            )]  # fmt: skip
+            if self.tensorboard:
+                self.trackers.append(TensorBoard(self.folder, trainer.global_step))
         self.drawn = self.clock = time.perf_counter()
-        self.tokens_before = self.tokens
+        self.tokens_before, self.waited_before = self.tokens, _waited(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Mapping, *_: object) -> None:
         self.tokens += int(outputs["tokens"])
         if not trainer.is_global_zero:
             return
+        self.losses.add(outputs)
         due = validation_due(trainer)
         logged = trainer.global_step % self.every_n_steps == 0 or trainer.global_step == trainer.max_steps
         if logged or due:
             self.row = self._where(trainer)
         if logged:
-            self.row |= {"train/loss": float(outputs["loss"])}
-            self.row |= {name: float(outputs[name]) for name in ("lr", "grad_norm")} | self._speed(trainer, task)
+            loss = self.losses.read()
+            self.row |= {"train/loss": loss, "train/perplexity": math.exp(loss) if loss < 700 else loss * math.inf}
+            self.row |= {name: float(outputs[name]) for name in ("lr", "grad_norm")} | _rates(trainer) | _skips(outputs)
+            self.row |= self._speed(trainer, task) | _memory(task)
+        for tracker in self.trackers:
+            tracker.watch(task.net, trainer.global_step)
         if logged and not due:
             self._write()
 
@@ -95,7 +122,7 @@ class Metrics(Callback):
             self._draw()
 
     def on_test_end(self, trainer: Trainer, *_: object) -> None:
-        if trainer.is_global_zero and self.wandb:
+        if trainer.is_global_zero and self.trackers:
             self.row = self._where(trainer) | _metrics(trainer, "test/")
             self._write()
 
@@ -103,30 +130,65 @@ class Metrics(Callback):
         self.finish()
 
     def finish(self) -> None:
-        """Ends the wandb run; the command calls it once all is done, the test too."""
-        if self.wandb:
-            self.wandb.finish()
+        """Ends what the trackers write; the command calls it once all is done, the test too."""
+        for tracker in self.trackers:
+            tracker.finish()
 
     def _where(self, trainer: Trainer) -> dict[str, float]:
-        step = trainer.global_step
-        return {"step": step, "epoch": round(step / trainer.num_training_batches, 4), "tokens": self.tokens}
+        step, data = trainer.global_step, getattr(trainer, "datamodule", None)
+        seen = data.seen(step) if hasattr(data, "seen") else {}
+        where = {"step": step, "epoch": round(step / trainer.num_training_batches, 4), "tokens": self.tokens}
+        return where | {f"seen/{name}": n for name, n in seen.items()}
 
     def _speed(self, trainer: Trainer, task: LightningModule) -> dict[str, float]:
-        now = time.perf_counter()
+        now, waited = time.perf_counter(), _waited(trainer)
         speed = (self.tokens - self.tokens_before) / (now - self.clock)
-        self.clock, self.tokens_before = now, self.tokens
+        wait = (waited - self.waited_before) / (now - self.clock)
+        self.clock, self.tokens_before, self.waited_before = now, self.tokens, waited
         plan = getattr(task, "plan", None)
         mfu = plan.mfu(speed, trainer.world_size) if plan else None
-        return {"tokens_per_s": round(speed, 1)} | ({} if mfu is None else {"mfu": round(mfu, 4)})
+        speeds = {"tokens_per_s": round(speed, 1), "data_wait": round(wait, 4)}
+        return speeds | ({} if mfu is None else {"mfu": round(mfu, 4)})
 
     def _write(self) -> None:
         self.table.append(self.row)
-        self.wandb.log({k: v for k, v in self.row.items() if k != "step"}, step=self.row["step"])
+        for tracker in self.trackers:
+            tracker.log({k: v for k, v in self.row.items() if k != "step"}, step=self.row["step"])
         self.row = {}
 
     def _draw(self) -> None:
         draw(self.table.read(), self.folder / "loss.png", title=self.folder.name)
         self.drawn = time.perf_counter()
+
+
+def _waited(trainer: Trainer) -> float:
+    """Seconds for which training has waited for its loader so far."""
+    return getattr(trainer.train_dataloader, "waited", 0.0)
+
+
+def _rates(trainer: Trainer) -> dict[str, float]:
+    """The learning rate of each of the optimizer's groups, where they were not given the same."""
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    if len({group.get("initial_lr") for group in groups}) < 2:
+        return {}
+    return {f"lr/{group.get('name', n)}": group["lr"] for n, group in enumerate(groups)}
+
+
+def _skips(outputs: Mapping) -> dict[str, float]:
+    """How many steps changed nothing, if any, and what losses are multiplied with under fp16."""
+    told = {name: outputs[name] for name in ("loss_scale", "skipped") if name in outputs}
+    return told if any(told.values()) else {}
+
+
+def _memory(task: LightningModule) -> dict[str, float]:
+    """The peak of this process's memory in MB: on its GPU, else in all."""
+    if task.device.type == "cuda":
+        n_bytes = torch.cuda.max_memory_allocated(task.device)
+    elif resource is not None:
+        n_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    else:
+        return {}
+    return {"memory_mb": round(n_bytes / 1e6, 1)}
 
 
 def _metrics(trainer: Trainer, prefix: str) -> dict[str, float]:

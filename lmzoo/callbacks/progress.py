@@ -8,19 +8,22 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from .steps import last_step, total_steps
+from .steps import Losses, last_step, total_steps
 
 
 class Progress(TQDMProgressBar):
     """One bar over all steps of the run, with the loss, tokens per second and the time that is left.
 
-    Where the output is no terminal, a line every `seconds` takes the bar's place.
+    The loss is the mean over all targets since it was shown before. Where the output is no terminal, a line every
+    `seconds` takes the bar's place.
     """
 
     def __init__(self, seconds: float = 10.0):
         super().__init__()
         self.seconds = seconds
+        self.losses = Losses()
         self.shown: dict[str, str] = {}
+        self.val: dict[str, str] = {}
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         super().setup(trainer, task, stage)
@@ -33,31 +36,50 @@ class Progress(TQDMProgressBar):
         self.first = trainer.global_step
         self.tokens = 0
         self.started = self.printed = time.perf_counter()
-        self.train_progress_bar = Tqdm(
-            desc="training", total=self.total, initial=self.first, disable=self.is_disabled, file=sys.stdout,
-            dynamic_ncols=True, smoothing=0,
-            bar_format="{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
-        )  # fmt: skip
+        self.train_progress_bar = self._bar("training", "steps", self.total, initial=self.first)
+
+    def _bar(self, desc: str, unit: str, total: int | None, **words: object) -> Tqdm:
+        shape = "{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} {unit}, {remaining} left{postfix}"
+        return Tqdm(desc=desc, unit=unit, total=total, bar_format=shape, disable=self.is_disabled, file=sys.stdout,
+                    dynamic_ncols=True, smoothing=0, **words)  # fmt: skip
 
     def on_train_epoch_start(self, *_: object) -> None:
         """The bar spans all epochs."""
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, outputs: Mapping, *_: object) -> None:
+        if not trainer.is_global_zero:
+            return
         self.tokens += int(outputs["tokens"])
-        if trainer.global_step % trainer.log_every_n_steps == 0 or trainer.global_step == 1 or last_step(trainer):
-            self.shown["loss"] = f"{float(outputs['loss']):.3f}"
-        elapsed = time.perf_counter() - self.started
-        self.shown["tokens/s"] = f"{self.tokens / elapsed:,.0f}"
-        self.train_progress_bar.set_postfix(self.shown, refresh=False)
+        self.losses.add(outputs)
+        step, now = trainer.global_step, time.perf_counter()
+        if self.lines:
+            due = now - self.printed > self.seconds
+        else:
+            due = step % trainer.log_every_n_steps == 0 or step == self.first + 1
+        if due or last_step(trainer):
+            elapsed, self.printed = now - self.started, now
+            self.shown = {"loss": f"{self.losses.read():.3f}", "tokens/s": f"{self.tokens / elapsed:,.0f}"} | self.val
+            self.train_progress_bar.set_postfix(self.shown, refresh=False)
+            if self.lines:
+                print(self.line(step, elapsed), flush=True)
         self.train_progress_bar.update(1)
-        if self.lines and (last_step(trainer) or time.perf_counter() - self.printed > self.seconds):
-            self.printed = time.perf_counter()
-            print(self.line(trainer.global_step, elapsed), flush=True)
+
+    def init_validation_tqdm(self) -> Tqdm:
+        return self._bar("validation", "batches", sum(self.trainer.num_val_batches), leave=False)
+
+    def init_test_tqdm(self) -> Tqdm:
+        return self._bar("test", "batches", sum(self.trainer.num_test_batches), leave=False)
+
+    def on_validation_batch_start(self, *_: object) -> None:
+        """The bar knows its length already."""
+
+    on_test_batch_start = on_validation_batch_start
 
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
         super().on_validation_end(trainer, task)
         if "val/loss" in trainer.callback_metrics:
-            self.shown["val"] = f"{float(trainer.callback_metrics['val/loss']):.3f}"
+            self.val = {"val": f"{float(trainer.callback_metrics['val/loss']):.3f}"}
+            self.shown |= self.val
 
     def on_train_epoch_end(self, *_: object) -> None:
         """The bar spans all epochs."""

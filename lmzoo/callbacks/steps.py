@@ -1,6 +1,30 @@
-"""Questions about the step that has just been taken which more than one callback asks."""
+"""What more than one callback asks about the step that has just been taken, and keeps of those before."""
+
+from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
+from torch import Tensor
+
+
+class Losses:
+    """The losses of the steps since they were last read; they stay on their device until then."""
+
+    def __init__(self):
+        self.steps: list[tuple[Tensor | float, int]] = []  # (mean over a step's targets, their number)
+
+    def add(self, outputs: Mapping) -> None:
+        """Take in what a training step returned."""
+        self.steps.append((outputs["loss"], int(outputs["targets"])))
+
+    def read(self) -> float:
+        """The mean over all targets of the steps so far, which are then forgotten."""
+        total, targets = sum(loss * n for loss, n in self.plain()), sum(n for _, n in self.steps)
+        self.steps.clear()
+        return total / max(1, targets)
+
+    def plain(self) -> list[tuple[float, int]]:
+        """The steps as plain numbers, for a checkpoint."""
+        return [(float(loss), n) for loss, n in self.steps]
 
 
 def validation_due(trainer: Trainer) -> bool:

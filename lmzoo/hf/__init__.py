@@ -6,6 +6,7 @@ Reading needs transformers (`pip install 'lmzoo[hf]'`), and never the network.
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 from torch import nn
@@ -13,7 +14,7 @@ from torch import nn
 from .. import checkpoint
 from ..errors import UserError
 from . import architectures, weights
-from .tokenizer import read_tokenizer, transformers, write_tokenizer
+from .tokenizer import quiet, read_tokenizer, transformers, write_tokenizer
 
 __all__ = ["from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf"]
 
@@ -75,10 +76,11 @@ def to_hf(model: nn.Module, folder: str | Path) -> None:
     _accept(config)
     state = weights.to_theirs(architecture.weights, {k: v.detach().cpu() for k, v in model.named_parameters()})
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(state, folder / "model.safetensors", {"format": "pt"})
     if tokenizer is not None:
         write_tokenizer(tokenizer, folder, model.max_len)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
 
 
 def _ids(model: nn.Module, tokenizer) -> dict[str, int | None]:
@@ -94,7 +96,8 @@ def _config(folder: str | Path):
     if not is_hf_folder(folder):
         raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json with a model_type")
     try:
-        return transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+        with quiet():
+            return transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a word of the wrong type, a rule of transformers' own
         raise UserError(f"{folder}/config.json: {_line(error)}") from error
 
@@ -106,7 +109,8 @@ def _load(folder: str | Path) -> nn.Module:
     saved = [name for name in config.architectures or () if name in architecture.classes]
     cls = getattr(transformers(), (saved or architecture.classes)[0])
     try:
-        theirs, report = cls.from_pretrained(folder, config=config, local_files_only=True, output_loading_info=True)
+        with quiet():
+            theirs, report = cls.from_pretrained(folder, config=config, local_files_only=True, output_loading_info=True)
     except Exception as error:  # safetensors, pickle and transformers each raise their own
         raise UserError(f"{folder}: its weights cannot be read: {_line(error)}") from error
     unexpected = {name for name in report["unexpected_keys"] if not name.startswith(architecture.left_out)}
@@ -117,7 +121,8 @@ def _load(folder: str | Path) -> nn.Module:
 def _accept(config: dict) -> None:
     """UserError if transformers would refuse this config.json."""
     try:
-        transformers().AutoConfig.for_model(**config)
+        with quiet():
+            transformers().AutoConfig.for_model(**config)
     except Exception as error:
         raise UserError(f"Hugging Face has no such {config['architectures'][0]}: {_line(error)}") from error
 

@@ -1,6 +1,8 @@
 """A tokenizer in Hugging Face's files, and back: tokenizer.json as it is, roles in tokenizer_config.json."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import UserError
@@ -19,6 +21,21 @@ def transformers():
     return transformers
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' bars and advice; its errors still come."""
+    logging = transformers().utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
 def read_tokenizer(folder: str | Path) -> Tokenizer | None:
     """The tokenizer saved in `folder`, None where there is none; UserError for a broken one."""
     folder = Path(folder)
@@ -26,7 +43,8 @@ def read_tokenizer(folder: str | Path) -> Tokenizer | None:
         return None
     library, file = transformers(), folder / "tokenizer.json"
     try:
-        theirs = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with quiet():
+            theirs = library.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # the libraries raise their own
         raise UserError(f"{folder}: its tokenizer cannot be read: {' '.join(str(error).split())[:200]}") from error
     as_it_is = type(theirs) is library.PreTrainedTokenizerFast and file.is_file()  # other classes build theirs anew

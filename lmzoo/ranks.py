@@ -1,0 +1,86 @@
+"""The processes of one run before they are a group: the first settles the configuration, the others take it over.
+
+A process that lmzoo or Lightning starts finds the configuration's path in its environment. Those that torchrun starts
+are all alike, on one machine or many: they meet at the store that torchrun keeps for them, where the first leaves the
+configuration once its data is prepared. So whatever depends on time or chance is the first one's.
+
+A job of SLURM may be several such runs one after the other, of the same command: where it is put back into the queue,
+the next one goes on in the folder of the one before, which is named by the job's number.
+"""
+
+import os
+import subprocess
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig
+
+from .literal import load, restore
+
+RANK_CONFIG = "LMZOO_RANK_CONFIG"
+PATIENCE = timedelta(days=30)  # preparing a large corpus takes long; if the first fails, torchrun ends the others
+_runs = count()  # of this process: each hands over a configuration of its own
+
+
+def by_torchrun() -> bool:
+    """Whether torchrun has started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def on_first_rank() -> bool:
+    """Whether this process is the first of its run, which prepares, prints and writes for all."""
+    return not int(os.environ.get("RANK" if by_torchrun() else "LOCAL_RANK", 0))
+
+
+def follows() -> bool:
+    """Whether another process settles the configuration of this one."""
+    return RANK_CONFIG in os.environ or by_torchrun() and not on_first_rank()
+
+
+def take_over() -> DictConfig:
+    """The configuration that was settled for this process, once it is there."""
+    if path := os.environ.get(RANK_CONFIG):
+        return load(path)
+    return restore(yaml.safe_load(_store().get(f"config-{next(_runs)}")))
+
+
+def hand_over(file: Path) -> None:
+    """Give the configuration that `file` holds to the processes that follow this one."""
+    os.environ[RANK_CONFIG] = str(file.absolute())
+    if by_torchrun() and on_first_rank():
+        _store().set(f"config-{next(_runs)}", file.read_text(encoding="utf-8"))
+
+
+def job_folder(name: str) -> Path | None:
+    """runs/slurm/NUMBER-NAME, the folder of a run that is a job of SLURM; None for any other run."""
+    number = os.environ.get("SLURM_JOB_ID")
+    return Path("runs", "slurm", f"{number}-{name}") if number else None
+
+
+def requeued() -> bool:
+    """Whether SLURM has run this job before."""
+    return "SLURM_JOB_ID" in os.environ and int(os.environ.get("SLURM_RESTART_COUNT") or 0) > 0
+
+
+def requeue() -> str:
+    """Ask SLURM to put this job back into the queue; what became of it, empty where there is no job."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return ""
+    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+        failure = done.stderr.strip() or f"code {done.returncode}" if done.returncode else ""
+    except OSError as error:
+        failure = str(error)
+    return f"{' '.join(command)}: {failure or 'the job is in the queue again'}"
+
+
+def _store():
+    """torchrun's own store, the part of it that belongs to lmzoo in this attempt (torchrun may start all again)."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=PATIENCE)
+    return PrefixStore(f"lmzoo/{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
