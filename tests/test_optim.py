@@ -1,17 +1,20 @@
-"""Decay groups and schedules against values worked out by hand."""
+"""Optimizers as their recipes say, held against torch used plainly."""
 
+import copy
 import functools
-import math
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+import lmzoo
 from lmzoo import UserError, optim
+from lmzoo.checks import groups
+from models import ids, make, read
+from small_steps import VOCABULARY, emptied, fit, micro_batches, task, weights
 
 ADAMW = {"_target_": "torch.optim.AdamW", "_partial_": True, "betas": [0.9, 0.95], "eps": 1e-8}
-SCHEDULES = [optim.constant, optim.linear, optim.cosine, optim.inverse_sqrt]
 
 
 class Net(nn.Module):
@@ -74,45 +77,106 @@ def test_the_recipe_decides_the_optimizer_and_fused_is_used_where_torch_has_it()
     assert (type(ready), ready.defaults["eps"]) == (torch.optim.Adamax, 1e-4)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_warmup_rises_by_equal_parts_to_the_peak(schedule):
-    assert [schedule(step, 100, warmup_steps=4) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-    assert schedule(0, 40, warmup_fraction=0.1) == 0.25  # 4 of 40 steps
-    assert schedule(0, 40, warmup_steps=2, warmup_fraction=0.1) == 0.5  # steps, where given, win
-    assert schedule(0, 100, warmup_steps=0) == 1.0
+# --- the recipes of conf/optim
+
+NAMES = groups()["optim"]
 
 
-def test_constant_stays():
-    assert {optim.constant(step, 100, warmup_steps=10) for step in range(9, 200)} == {1.0}
+def recipe(name: str) -> dict:
+    """The words of conf/optim/NAME.yaml."""
+    return {"lr": 1e-3} | read("optim/_shared") | {k: v for k, v in read(f"optim/{name}").items() if k != "defaults"}
 
 
-def test_linear_falls_by_equal_parts_to_its_end():
-    values = [optim.linear(step, 14, warmup_steps=10) for step in (10, 11, 12, 13, 14, 99)]
-    assert values == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0, 0.0])
-    assert optim.linear(12, 14, warmup_steps=10, end=0.2) == pytest.approx(0.6)
+PLAINLY = {
+    "adamw": lambda groups: torch.optim.AdamW(groups, 0.01, (0.9, 0.95), 1e-8, fused=True),
+    "sgd": lambda groups: torch.optim.SGD(groups, 0.01, 0.9, nesterov=True),
+    "adafactor": lambda groups: torch.optim.Adafactor(groups, 0.01, eps=(1e-15, 1e-3)),
+}
 
 
-def test_cosine_passes_its_known_points():
-    def at(part):
-        return optim.cosine(10 + round(part * 60), 70, warmup_steps=10, end=0.1)
+@pytest.mark.parametrize("name", PLAINLY)
+def test_a_recipe_is_torch_used_plainly(name):
+    """Three steps; matrices decay, vectors don't."""
+    nets = make("gpt"), make("gpt")
+    config = recipe(name) | {"lr": 0.01, "weight_decay": 0.2}
+    every = list(nets[1].parameters())
+    decay, rest = [w for w in every if w.ndim >= 2], [w for w in every if w.ndim < 2]
+    groups = [{"params": decay, "weight_decay": 0.2}, {"params": rest, "weight_decay": 0.0}]
+    optimizers = optim.build(nets[0], config), PLAINLY[name](groups)
+    for seed in range(3):
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            optimizer.zero_grad()
+            net(ids(2, 8, seed=seed)).square().mean().backward()
+            optimizer.step()
+    for one, other in zip(*(net.parameters() for net in nets), strict=True):
+        assert torch.equal(one, other)
 
-    # 0.1 + 0.9 * (1 + cos(pi * part)) / 2, with cos of 0, 60, 90, 120, 180 degrees
-    assert [at(p) for p in (0, 1 / 3, 1 / 2, 2 / 3, 1)] == pytest.approx([1.0, 0.775, 0.55, 0.325, 0.1])
-    assert optim.cosine(500, 70, warmup_steps=10, end=0.1) == pytest.approx(0.1)  # never up again
-    assert optim.cosine(70, 70) == pytest.approx(0.0)
+
+def test_adafactor_takes_t5_s_relative_steps():
+    """Step t is min(lr, 1/sqrt(t)) x RMS(W) x an update of root mean square 1 (Shazeer and Stern 2018, section 8).
+
+    With equal gradients the factored second moment is exact, so that the update has the size 1 everywhere.
+    """
+    net = nn.Sequential(nn.Linear(4, 6, bias=False))
+    optimizer = optim.build(net, recipe("adafactor") | {"lr": 0.6})
+    for t, rate in ((1, 0.6), (2, 0.6), (3, 3**-0.5), (4, 0.5)):
+        before = net[0].weight.detach().clone()
+        net[0].weight.grad = torch.full((6, 4), 1e-4)
+        optimizer.step()
+        size = rate * before.square().mean().sqrt()
+        torch.testing.assert_close(before - net[0].weight.detach(), size.expand(6, 4), rtol=1e-4, atol=1e-7, msg=str(t))
+    assert recipe("adafactor")["lr"] == 0.01  # 1/sqrt(10,000)
 
 
-def test_inverse_sqrt_is_the_formula_of_vaswani_et_al():
-    d_model, warmup = 512, 4000
-    peak = (d_model * warmup) ** -0.5
-    for n in (1, 100, 3999, 4000, 4001, 16000, 100000):
-        paper = d_model**-0.5 * min(n**-0.5, n * warmup**-1.5)
-        assert peak * optim.inverse_sqrt(n - 1, 100000, warmup_steps=warmup) == pytest.approx(paper, rel=1e-12)
-    assert optim.inverse_sqrt(15999, 100000, warmup_steps=4000) == pytest.approx(0.5)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_is_plain_and_its_groups_are_named(name, tmp_path):
+    net = make("gpt")
+    optimizer = optim.build(net, recipe(name))
+    net(ids(2, 8)).square().mean().backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert [group["name"] for group in state["param_groups"]][-2:] == ["decay", "no_decay"]
+    assert all(group["lr_factor"] == 1.0 for group in state["param_groups"])
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("total, warmup", [(1, 0), (1, 1), (3, 3), (3, 10), (10, 0)])
-def test_short_runs_have_finite_multipliers_between_0_and_1(schedule, total, warmup):
-    values = [schedule(step, total, warmup_steps=warmup) for step in range(total)]
-    assert all(math.isfinite(v) and 0 < v <= 1 for v in values)
+def test_a_recipe_s_rate_is_that_of_adamw_and_muon():
+    """What conf/recipe says of the learning rate was found with AdamW."""
+    rates = {name: lmzoo.compose("model=gpt", "task=clm", f"optim={name}").optim.lr for name in NAMES}
+    assert rates == {"adamw": 3e-3, "muon": 3e-3, "adafactor": 1e-2, "sgd": 0.1}
+    assert lmzoo.compose("model=gpt", "task=clm", "size=base").optim.lr == 1e-3
+    assert lmzoo.compose("model=gpt", "task=clm", "optim=sgd", "optim.lr=1").optim.lr == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_without_targets_changes_nothing(name):
+    """Neither weights nor moments nor the step's number that Adafactor and AdamW keep."""
+    windows = [micro_batches(2, seed) for seed in range(2)]
+    empty = [emptied(micro) for micro in windows[0]]
+    trained = []
+    for steps in (windows, [empty, windows[0], empty, windows[1]]):
+        trained.append(task(make("gpt", vocab_size=VOCABULARY), recipe(name) | {"lr": 0.01, "weight_decay": 0.1}))
+        outputs = fit(trained[-1], steps)
+    assert [output["skipped"] for output in outputs] == [1, 1, 2, 2]
+    for before, after in zip(*(weights(one).values() for one in trained), strict=True):
+        assert torch.equal(before, after)
+    states = [one.trainer.optimizers[0].state_dict()["state"] for one in trained]
+    assert states[0].keys() == states[1].keys()
+    for number, state in states[0].items():
+        assert all(torch.equal(value, states[1][number][word]) for word, value in state.items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_without_gradients_changes_nothing(name):
+    """What the step of a loss that is not finite is made to be."""
+    net = make("gpt")
+    optimizer = optim.build(net, recipe(name))
+    net(ids(2, 8)).square().mean().backward()
+    optimizer.step()
+    before = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(torch.equal(weight, before[name]) for name, weight in net.named_parameters())
+    for number, words in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(value, state[number][word]) for word, value in words.items())

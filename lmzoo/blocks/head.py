@@ -72,7 +72,8 @@ class Pooler(nn.Module):
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The same before the dense layer. A row that keeps nothing takes its first position; its mean is zero."""
-        keep = torch.ones(hidden.shape[:2], device=hidden.device) if attention_mask is None else attention_mask.float()
+        every = hidden.new_ones(hidden.shape[:2], dtype=torch.float32)  # bfloat16 could not tell column 256 from 257
+        keep = every if attention_mask is None else attention_mask.float()
         if self.pool == "mean":
             mean = (hidden * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1)
             return mean.to(hidden.dtype)

@@ -1,16 +1,17 @@
 """Cross-entropy over a large vocabulary, as sums, without ever holding all the logits.
 
-The head runs on the target rows only, a chunk of them at a time; with more than one chunk the logits of each are
-thrown away and computed again in the backward pass, so memory grows with the chunk and not with the batch. The label
+The head runs on the target rows only, a chunk of them at a time. Where gradients are wanted they are taken at once, while
+the logits of the chunk are there, and kept until the backward pass asks for them: no logits are kept or computed twice,
+so memory grows with the chunk and not with the batch (as in Liger Kernel: Hsu et al. 2024, arXiv:2410.10989). The label
 smoothing is that of Szegedy et al. 2015 (arXiv:1512.00567), the z-loss that of PaLM (Chowdhery et al. 2022,
 arXiv:2204.02311).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # the label of a position that is no target
 
@@ -33,24 +34,73 @@ def cross_entropy(
     """
     kept = labels != IGNORED
     hidden, labels = hidden[kept], labels[kept]
-    pieces = list(zip(hidden.split(chunk), labels.split(chunk), strict=True))
-    sums = [
-        checkpoint(_sums, head, *piece, label_smoothing, z_loss, use_reentrant=False)
-        if len(pieces) > 1
-        else _sums(head, *piece, label_smoothing, z_loss)
-        for piece in pieces
-    ]
+    sums, gradients, weights = [], [], []
+    for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
+        rows = rows.detach().requires_grad_(torch.is_grad_enabled())
+        logits = head(rows)
+        weights = weights or list(leaves(logits, rows))
+        *values, slope = _sums(logits.detach(), targets, label_smoothing, z_loss, logits.requires_grad)
+        sums.append(values)
+        if logits.requires_grad:
+            gradients.append(torch.autograd.grad(logits, (rows, *weights), slope))
     loss, nll, correct = (torch.stack(values).sum() for values in zip(*sums, strict=True))
-    return {"loss": loss, "nll": nll.detach(), "correct": correct, "targets": kept.sum()}
+    if gradients:
+        of_rows, *of_weights = zip(*gradients, strict=True)
+        loss = _Known.apply(loss, (torch.cat(of_rows), *map(added, of_weights)), hidden, *weights)
+    return {"loss": loss, "nll": nll, "correct": correct, "targets": kept.sum()}
 
 
-def _sums(head, hidden: Tensor, labels: Tensor, label_smoothing: float, z_loss: float) -> tuple[Tensor, Tensor, Tensor]:
-    logits = head(hidden).float()
-    log_z = logits.logsumexp(-1)
-    nll = log_z - logits.gather(-1, labels[:, None]).squeeze(-1)
-    loss = nll
+def _sums(logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float, sloped: bool) -> tuple:
+    """Sums of the loss, of -log p[label] and of right guesses, and the loss's derivative by the logits, if `sloped`."""
+    log_p = logits.float().log_softmax(-1)
+    nll = -log_p.gather(-1, labels[:, None]).squeeze(-1)
+    correct, loss, pull = (log_p.argmax(-1) == labels).sum(), nll, 1.0
     if label_smoothing:
-        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - logits.mean(-1))
+        loss = (1 - label_smoothing) * nll - label_smoothing * log_p.mean(-1)
     if z_loss:
-        loss = loss + z_loss * log_z.square()
-    return loss.sum(), nll.sum(), (logits.argmax(-1) == labels).sum()
+        log_z = logits[:, 0].float() - log_p[:, 0]
+        loss, pull = loss + z_loss * log_z.square(), 1 + 2 * z_loss * log_z[:, None]
+    if not sloped:
+        return loss.sum(), nll.sum(), correct, None
+    slope = log_p.exp_()
+    if z_loss:
+        slope *= pull
+    if label_smoothing:
+        slope -= label_smoothing / slope.shape[-1]
+    slope.scatter_add_(-1, labels[:, None], torch.full_like(nll, label_smoothing - 1)[:, None])
+    return loss.sum(), nll.sum(), correct, slope.to(logits.dtype)
+
+
+class _Known(torch.autograd.Function):
+    """A value whose gradients by its inputs are known already."""
+
+    @staticmethod
+    def forward(ctx, value: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, factor: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(gradient * factor for gradient in ctx.saved_tensors)
+
+
+def leaves(tensor: Tensor, *but: Tensor) -> Iterator[Tensor]:
+    """The tensors that gradients of `tensor` end in, `but` some."""
+    nodes, seen = [tensor.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [source for source, _ in node.next_functions]
+        if hasattr(node, "variable") and all(node.variable is not one for one in but):
+            yield node.variable
+
+
+def added(gradients: tuple[Tensor, ...]) -> Tensor:
+    """The sum of tensors, in the memory of the first."""
+    total, *others = gradients
+    for other in others:
+        total += other
+    return total

@@ -94,7 +94,7 @@ class Rotary(Position):
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
         angles = (
-            positions[:, None, :, None]
+            positions[:, None, :, None].float()  # whatever the default dtype: under bf16-true it is bfloat16
             / self.scaling
             * inverse_frequencies(self.d_rotary, self.theta, positions.device)
         )
@@ -116,7 +116,7 @@ class Alibi(Position):
         self.slopes = alibi_slopes(n_heads)
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor:
-        slopes = torch.tensor(self.slopes, device=q_pos.device)[:, None, None]
+        slopes = torch.tensor(self.slopes, dtype=torch.float32, device=q_pos.device)[:, None, None]
         return -slopes * (q_pos[:, None, :, None] - k_pos[:, None, None, :]).abs()
 
 
