@@ -67,6 +67,7 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
             result = job(finish(composed, settings, name))
         except MISTAKES as error:  # reported here, since a sweep goes on with its next job
             mistake = checks.explain(error)
+            failed.extend([] if in_sweep else [getattr(error, "exit_code", 2)])
         except Exception as error:
             if not in_sweep:
                 raise
@@ -74,7 +75,6 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
             mistake = f"{type(error).__name__}: {checks.one_line(error)}"
         if mistake:
             print(f"lmzoo: {mistake}", file=sys.stderr)
-            failed.extend([] if in_sweep else [getattr(error, "exit_code", 2)])
         if in_sweep:
             sweep.record(Path(settings.sweep.dir), sweep.Job(settings.job.num, words, result, mistake))
             return math.inf if result is None or math.isnan(result) else result  # the worst, for one that minimises

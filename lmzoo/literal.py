@@ -16,6 +16,7 @@ from .errors import UserError
 
 LISTS = re.compile(r"(tags|trust|add|\w*path)")
 FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|\w*field|\w*column")
+ITEM = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]*?))\s*(?:,|$)""")  # of a list; in quotes it may hold commas
 NULLABLE = re.compile(r"(?!prompt$|text$)")
 
 
@@ -32,7 +33,7 @@ def prepared(words: Sequence[str]) -> list[str]:
 def quote(word: str) -> str:
     """A word of the command line with the value of a free text or path in Hydra's quotes: `prompt="it's"` is literal.
 
-    `null` stays null where it means "none given"; `data.path`, `tags` and `trust` take a list `[a, b]`.
+    `null` stays null where it means "none given"; `data.path`, `tags` and `trust` take a list `[a, 'b, c']`.
     """
     key, equals, value = word.partition("=")
     last = re.split(r"[./]", key.lstrip("+"))[-1]
@@ -41,7 +42,7 @@ def quote(word: str) -> str:
     if value == "null" and NULLABLE.match(last):
         return word
     if LISTS.fullmatch(last) and value[:1] == "[" and value[-1:] == "]" and not os.path.exists(value):
-        items = [item.strip().strip("'\"") for item in value[1:-1].split(",")]
+        items = (item[1] or item[2] or item[3] for item in ITEM.finditer(value[1:-1]))
         return f"{key}=[{','.join(map(quoted, filter(None, items)))}]"
     if last in ("tags", "trust", "add"):
         return f"{key}=[{','.join(quoted(tag.strip()) for tag in value.split(',') if tag.strip())}]"

@@ -27,6 +27,8 @@ def complete(data: DictConfig) -> None:
     if not data.sources:
         raise UserError("data=mixture has no sources: give each a share and a text, as data.sources.wiki.weight=0.7 "
                         "data.sources.wiki.path='wiki/*.txt'")
+    given = {name: node.get("weight") for name, node in data.sources.items() if isinstance(node, DictConfig)}
+    check_weights({name: float(weight) for name, weight in given.items() if isinstance(weight, int | float)})
     for name in list(data.sources):
         data.sources[name] = whole(name, data.sources[name], {word: data[word] for word in SHARED})
     check_weights({name: source.weight for name, source in data.sources.items()})
@@ -51,6 +53,8 @@ def whole(name: str, given: object, shared: Mapping) -> DictConfig:
             raise UserError(f"{place}.{word}: this is one for all sources, data.{word}")
         if word not in WORDS:
             raise UserError(f"{place}.{word}: there is no such word{nearest(str(word), WORDS)}")
+    if given.get("weight") is None:
+        raise UserError(f"{place} has no weight: say which share of the rows is its, {place}.weight=0.5")
     try:
         typed = OmegaConf.merge(OmegaConf.structured(Source), given)
     except OmegaConfBaseException as error:
@@ -58,8 +62,6 @@ def whole(name: str, given: object, shared: Mapping) -> DictConfig:
     kinds = [kind for kind in checks.groups()["data"] if kind != "mixture"]
     if typed.kind not in kinds:
         raise UserError(f"{place}.kind={typed.kind}: there is no such kind{nearest(typed.kind, kinds)}")
-    if OmegaConf.is_missing(typed, "weight"):
-        raise UserError(f"{place} has no weight: say which share of the rows is its, {place}.weight=0.5")
     option = [OmegaConf.load(checks.CONF / "data" / f"{file}.yaml") for file in ("_rows", typed.kind)]
     words = {word: typed._get_node(word) for word in typed if not OmegaConf.is_missing(typed, word)}
     merged = OmegaConf.merge(*option, shared, words)

@@ -2,24 +2,20 @@
 
 import logging
 import os
-import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from . import checks, signatures
-from .config import RANK_CONFIG
 from .errors import UserError
-from .literal import load as load_config
 from .literal import plain, restore
+from .ranks import by_torchrun, on_first_rank
 
 
 def settled(config: DictConfig) -> DictConfig:
     """A copy in which everything is decided: interpolations, the precision, words of classes outside lmzoo checked."""
-    if not on_first_rank() and RANK_CONFIG in os.environ:
-        config = load_config(os.environ[RANK_CONFIG])
     config = restore(plain(config))
     folder = Path(config.run_dir)
     if on_first_rank() and not config.ckpt and (folder / "checkpoints" / "MANIFEST.json").exists():
@@ -27,11 +23,6 @@ def settled(config: DictConfig) -> DictConfig:
     signatures.check(plain(config), imported=True)
     config.trainer.precision = precision(config.trainer.precision, config.trainer.accelerator)
     return config
-
-
-def on_first_rank() -> bool:
-    """Whether this process is the one that the user started, not one that Lightning started beside it."""
-    return not int(os.environ.get("LOCAL_RANK", 0))
 
 
 def quiet() -> None:
@@ -51,21 +42,26 @@ def precision(word: str, accelerator: str) -> str:
     elif accelerator in ("auto", "cpu"):
         features = getattr(torch.cpu, "get_capabilities", dict)()
         fast = features.get("amx_bf16") or features.get("avx512_bf16")
-        if word.startswith("16"):
-            raise UserError(f"trainer.precision={word}: a CPU has no fp16 training; take bf16-mixed or 32-true")
+        if word == "16-true":
+            raise UserError(f"trainer.precision={word}: a CPU trains in fp16 as 16-mixed only; bf16-mixed is quicker")
     else:
         fast = False
     return ("bf16-mixed" if fast else "32-true") if word == "auto" else word
 
 
 def check_net(config: DictConfig) -> None:
-    """Build the net without memory, for the errors of its sizes, and hold the rows against its positions."""
+    """Build the net without memory, for the errors of its sizes and its optimizer's, and hold the rows against it."""
     import torch
 
-    from . import checkpoint
+    from . import checkpoint, optim
 
     with torch.device("meta"):
-        net = checkpoint.build(model_config(config, labels=["one", "other"]))
+        net = checkpoint.build(model_config(config, labels=["one", "other"]), config.trust)
+    try:
+        optim.freeze(net, config.optim.freeze)
+        optim.build(net, plain(config.optim))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"optim.optimizer: {checks.one_line(error)}") from error
     limit, length = net.max_positions, config.data.row_length
     if limit is not None and length > limit:
         raise UserError(f"data.row_length={length} is more than the {limit} positions of the model: give fewer, "
@@ -87,16 +83,19 @@ def model_config(config: DictConfig, labels: list[str] | None) -> dict:
     return model | {"head": head | {"n_classes": len(labels)}}
 
 
-def build_tokenizer(config: DictConfig, source, earlier: Mapping):
-    """The tokenizer of the net `source`, or of an `earlier` checkpoint's identity; else as `config` says."""
+def build_tokenizer(config: DictConfig, source, earlier: Mapping, say: Callable[[str], object] | None = None):
+    """The tokenizer of the net `source`, or of an `earlier` checkpoint's identity; else as `config` says.
+
+    `say` hears of one that had to be trained.
+    """
     from . import data
     from .tokenizer import Tokenizer
 
     if source:
-        return source.tokenizer
+        return source.tokenizer.extended(added) if (added := plain(config.tokenizer.add)) else source.tokenizer
     if earlier:
         return Tokenizer(earlier["tokenizer"], plain(config.tokenizer.special))
-    return data.prepare_tokenizer(config)
+    return data.prepare_tokenizer(config, say)
 
 
 def build_task(config: DictConfig, net, tokenizer):
@@ -105,7 +104,8 @@ def build_task(config: DictConfig, net, tokenizer):
 
     words = {word: value for word, value in plain(config.task).items() if word not in ("family", "head")}
     schedule = instantiate(plain(config.schedule))
-    return made(words, net, tokenizer, plain(config.optim), schedule, seed=config.seed)
+    settings = {"seed": config.seed, "packing": config.data.packing}
+    return made(words, net, tokenizer, plain(config.optim), schedule, **settings)
 
 
 def made(node: Mapping, *args, **words):
@@ -116,38 +116,38 @@ def made(node: Mapping, *args, **words):
     return get_object(node["_target_"])(*args, **words)
 
 
-def compile_blocks(net) -> None:
-    """Compile each block in place: they share their graphs, and the net's keys stay as they are."""
-    if not any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++", "cl"))):
-        raise UserError("compile=true needs a C++ compiler, and there is none on this machine")
-    for block in {block for stack in net.modules() for block in getattr(stack, "blocks", ())}:
-        block.compile()
-
-
 def build_trainer(config: DictConfig, steps: int):
     """Lightning's Trainer: every word of `config.trainer` stands here, all intervals in optimizer steps."""
     from lightning import Trainer
+    from lightning.pytorch.callbacks import Timer
+    from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+    from . import engines
     from .callbacks import AtomicIO
 
     quiet()
     words = config.trainer
+    if words.keep_memory and on_cpu(words.accelerator):
+        engines.keep_memory()
+    sharded = words.strategy == "fsdp" and config.checkpoint.sharded
+    if words.strategy == "fsdp" and words.precision.startswith("16"):
+        raise UserError(f"trainer.precision={words.precision}: fsdp has no fp16; take bf16-mixed or 32-true")
+    if words.strategy == "fsdp" and str(config.optim.optimizer.get("_target_")).endswith(".Adafactor"):
+        raise UserError("optim=adafactor: torch's needs whole matrices, which fsdp has not; take adamw or muon")
+    half = half_on_cpu() if words.precision == "16-mixed" and on_cpu(words.accelerator) else None
     options = dict(
         accelerator=words.accelerator,
-        strategy=words.strategy,
+        strategy=engines.FSDP(sharded) if words.strategy == "fsdp" else words.strategy,
         devices=plain(words.devices),
         num_nodes=words.num_nodes,
-        precision=words.precision,
+        precision=None if half else words.precision,
         max_steps=steps,
         max_epochs=-1,
-        max_time=words.max_time,
         val_check_interval=min(words.val_every_n_steps or steps, steps),
         check_val_every_n_epoch=None,
-        limit_val_batches=words.limit_val_batches,
         log_every_n_steps=words.log_every_n_steps,
-        callbacks=[made(node) for node in plain(config.callbacks).values()],
-        plugins=[AtomicIO()],
+        plugins=[AtomicIO(sharded), *([half] if half else []), *([] if by_torchrun() else [LightningEnvironment()])],
         default_root_dir=config.run_dir,
         use_distributed_sampler=False,  # the data module shares rows among ranks
         num_sanity_val_steps=0,
@@ -157,9 +157,49 @@ def build_trainer(config: DictConfig, steps: int):
         enable_checkpointing="checkpoints" in config.callbacks,
     )
     try:
-        return Trainer(**options)
+        timer = [Timer(words.max_time)] if words.max_time else []  # first: the others see the stop that it asks for
+        trainer = Trainer(callbacks=timer + [made(node) for node in plain(config.callbacks).values()], **options)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(f"trainer: {checks.one_line(error)}") from error
+    check_processes(trainer.num_devices, trainer.num_nodes)
+    return trainer
+
+
+def check_time(trainer, state: Mapping) -> None:
+    """Refuse to go on with a run, left as `state`, whose `max_time` is over."""
+    earlier = state.get("callbacks", {}).get("Timer")
+    for callback in trainer.callbacks if earlier else ():
+        if callback.state_key == "Timer":
+            callback.load_state_dict(earlier)
+            if callback.time_remaining() <= 0:
+                raise UserError("trainer.max_time is over for that run: give a longer one to go on")
+
+
+def on_cpu(accelerator: str) -> bool:
+    """Whether Lightning's word means the CPU: `auto` does where there is nothing else."""
+    import torch
+
+    return accelerator == "cpu" or accelerator == "auto" and not (
+        torch.cuda.is_available() or torch.backends.mps.is_available()
+    )
+
+
+def half_on_cpu():
+    """Mixed precision in fp16 with its loss scaling, for which Lightning itself would take bf16 on a CPU."""
+    import torch
+    from lightning.pytorch.plugins import MixedPrecision
+
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+
+
+def check_processes(devices: int, nodes: int) -> None:
+    """Refuse a number of processes other than torchrun has started; several machines need it."""
+    if by_torchrun() and devices * nodes != int(os.environ["WORLD_SIZE"]):
+        raise UserError(f"trainer.devices={devices} on trainer.num_nodes={nodes} is not the {os.environ['WORLD_SIZE']} "
+                        "processes that torchrun has started: say trainer=ddp and how many there are of each")
+    if nodes > 1 and not by_torchrun():
+        raise UserError(f"trainer.num_nodes={nodes}: start the run by torchrun on each of the machines, "
+                        "torchrun --nnodes ... -m lmzoo.train ...")
 
 
 def report(metrics: Mapping[str, float], xz: float | None = None) -> str:

@@ -5,6 +5,7 @@ weight that multiplies a token, plus 12 * n_heads * d_head * length per layer fo
 works on targets only, a shared layer as often as it is used. Utilisation (MFU) is that over what the device can do.
 """
 
+import bisect
 import math
 import re
 import statistics
@@ -17,6 +18,8 @@ from inspect import signature
 
 import torch
 from torch import Tensor, nn
+
+from . import optim
 
 PARTS = ("embed", "position", "attention", "cross", "ffn", "norms", "head", "other")
 BYTES_PER_WEIGHT = 16  # float32 weight, gradient and AdamW's two moments
@@ -98,23 +101,29 @@ def find_peak(device: torch.device, dtype: torch.dtype) -> tuple[float | None, s
             if re.search(rf"\b{key}\b", name):
                 return (single if dtype == torch.float32 else half), "data sheet"
     if device.type == "cpu":
-        a = torch.ones(1024, 1024, dtype=dtype)
+        n = 128 if dtype == torch.float16 else 1024  # most CPUs emulate fp16, a hundred times slower
+        a = torch.ones(n, n, dtype=dtype)
         a @ a  # the first one is slower
         seconds = min(_seconds(lambda: a @ a) for _ in range(3))
-        return 2 * 1024**3 / seconds, "measured"
+        return 2 * n**3 / seconds, "measured"
     return None, "unknown"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run's sizes. Tokens, also in `flops_per_token`, are the kept input tokens; `seconds` covers the whole run."""
+    """A run's sizes. Tokens, also in `flops_per_token`, are the kept input tokens.
+
+    `steps` is the whole run's; `epochs`, `tokens` and `seconds` are what is left of it after `first_step`.
+    """
 
     parameters: dict[str, int]
     corpus: dict[str, tuple[int, int]]  # split -> (tokens, rows)
     rows_per_step: int
     tokens_per_step: int
+    first_step: int
     steps: int
     epochs: float
+    tokens: int
     flops_per_token: float
     peak: float | None
     peak_source: str
@@ -122,6 +131,9 @@ class Plan:
     seconds: float | None
     state_bytes: int
     activation_bytes: int
+    lost: tuple[int, int, int]  # of the training rows: tokens cut off, padding, and positions with what was cut
+    sources: dict[str, tuple[int, int]]  # of a mixture: name -> (rows that are left to read, rows that there are)
+    groups: tuple[tuple[str, int, float], ...] = ()  # of the optimizer: (name, parameters, factor of the learning rate)
 
     def mfu(self, tokens_per_s: float, devices: int = 1) -> float | None:
         """Model FLOPs utilisation, 0 to 1, of all `devices`; None where the device's peak is not known."""
@@ -129,15 +141,26 @@ class Plan:
 
     def table(self) -> str:
         """The plan in lines of at most 100 columns."""
-        total, tokens = sum(self.parameters.values()), self.tokens_per_step * self.steps
+        total, left = sum(self.parameters.values()), self.steps - self.first_step
         lines = [line(part, f"{n:,}", "" if n else "tied to the embedding") for part, n in self.parameters.items()]
         lines.append(line("parameters", f"{total:,}", "in all, a tied weight once"))
+        lines += self._trained(total)
         for split, (n, rows) in self.corpus.items():
             lines.append(line(f"{split} corpus", f"{n:,}", f"tokens in {rows:,} rows"))
+        cut, padding, positions = self.lost
+        lines.append(line("lost", f"{(cut + padding) / positions:.2%}", f"of tokens: {cut:,} cut, {padding:,} padding"))
+        all_read = sum(read for read, _ in self.sources.values())
+        for name, (read, rows) in self.sources.items():
+            epochs = f"{read / rows:.2f} epochs of {rows:,}"
+            lines.append(line(f"source {name}", f"{read:,}", f"rows, {read / all_read:.1%} of the run = {epochs}"))
         peak = f"{self.peak / 1e12:,.2f} TFLOP/s {self.peak_source}" if self.peak else "peak unknown, so no MFU"
         lines += [
             line("step", f"{self.tokens_per_step:,}", f"tokens in {self.rows_per_step:,} rows"),
-            line("run", f"{self.steps:,}", f"steps = {self.epochs:.1f} epochs = {tokens:,} tokens"),
+            line(
+                "left to run" if self.first_step else "run",
+                f"{left:,}",
+                f"steps = {self.epochs:.2f} epochs = {self.tokens:,} tokens",
+            ),
             line("arithmetic", f"{self.flops_per_token / 1e6:,.1f}", "MFLOP per token (6N + attention)"),
             line("device", self.device, peak),
             line("time", "unknown" if self.seconds is None else f"about {duration(self.seconds)}"),
@@ -150,13 +173,32 @@ class Plan:
         return "\n".join(lines)
 
 
+    def _trained(self, total: int) -> list[str]:
+        """A line on the optimizer's groups, where they are not all parameters in the two that every run has."""
+        names, numbers, factors = zip(*self.groups, strict=True) if self.groups else ((), (), ())
+        if sum(numbers) == total and {*names} <= {"decay", "no_decay"} or not names:
+            return []
+        if len(names) < 4:
+            note = ", ".join(f"{name} {n:,}" for name, n in zip(names, numbers, strict=True))
+        else:
+            note = f"in {len(names)} groups, learning rate x {min(factors):.3g} to x {max(factors):.3g}"
+        return [line("trained", f"{sum(numbers):,}", note)]
+
+
 def plan(
-    net: nn.Module, config: Mapping, datamodule, task=None, steps: int | None = None, precision: str | None = None
+    net: nn.Module,
+    config: Mapping,
+    datamodule,
+    task=None,
+    steps: int | None = None,
+    first_step: int = 0,
+    precision: str | None = None,
 ) -> Plan:
     """The plan of the run that `config` describes; takes about two seconds, in which the net is run on one micro-batch.
 
     `task`: with it the measured pass is the task's own loss. `steps`: of the whole run; None: as `trainer` says.
-    `precision`: Lightning's word; None: as `trainer` says, "auto" as float32. On a GPU nothing is run, and the time is
+    `first_step`: how many of them are taken already. `precision`: Lightning's word; None: as `trainer` says, "auto" as
+    float32. On a GPU nothing is run, and the time is
     that of the arithmetic at 40 % of the peak.
     """
     trainer, rows_per_step = config["trainer"], config["data"]["batch_size"]
@@ -171,9 +213,12 @@ def plan(
     flops = count_flops(net, tokens, targets, length, **decoder)
     peak, source = find_peak(device, dtype)
     steps = steps or count_steps(trainer, datamodule)
-    validations = steps // trainer["val_every_n_steps"] if trainer["val_every_n_steps"] else 0
-    row_passes = rows_per_step * steps + datamodule.n_rows("val") * validations / 3  # a forward is a third of a pass
-    if device.type == "cpu" and flops / peak < 2 * MEASURED_SECONDS:
+    rows_left = datamodule.rows_read(steps) - datamodule.rows_read(first_step)
+    every = trainer["val_every_n_steps"] or steps
+    validations = math.ceil(steps / every) - first_step // every  # the last step is followed by one too
+    val_rows = min(datamodule.n_rows("val"), rows_per_step * (trainer["limit_val_batches"] or math.inf))
+    row_passes = rows_left + val_rows * validations / 3  # a forward is a third of a pass
+    if device.type == "cpu" and flops / peak < 2 * MEASURED_SECONDS and not datamodule.undecided:
         seconds, activation_bytes = measure(net, batch, task, dtype)
         seconds *= row_passes / rows
     else:
@@ -184,8 +229,10 @@ def plan(
         corpus={split: (datamodule.n_tokens(split), datamodule.n_rows(split)) for split in ("train", "val")},
         rows_per_step=rows_per_step,
         tokens_per_step=datamodule.tokens_per_step,
+        first_step=first_step,
         steps=steps,
-        epochs=steps / datamodule.steps_per_epoch,
+        epochs=(steps - first_step) / datamodule.steps_per_epoch,
+        tokens=datamodule.tokens_read(steps) - datamodule.tokens_read(first_step),
         flops_per_token=flops / max(1, tokens),
         peak=peak,
         peak_source=source,
@@ -193,6 +240,12 @@ def plan(
         seconds=seconds,
         state_bytes=BYTES_PER_WEIGHT * sum(weight.numel() for weight in net.parameters()),
         activation_bytes=activation_bytes,
+        lost=datamodule.lost,
+        sources=datamodule.sources(first_step, steps),
+        groups=tuple(
+            (group["name"], sum(weight.numel() for weight in group["params"]), group["lr_factor"])
+            for group in optim.build(net, config["optim"]).param_groups
+        ),
     )
 
 
@@ -202,7 +255,7 @@ def count_steps(trainer: Mapping, datamodule) -> int:
     if trainer["max_steps"]:
         bounds.append(trainer["max_steps"])
     if trainer["max_tokens"]:
-        bounds.append(math.ceil(trainer["max_tokens"] / datamodule.tokens_per_step))
+        bounds.append(bisect.bisect_left(range(10**12), trainer["max_tokens"], key=datamodule.tokens_read))
     if trainer["max_epochs"]:
         bounds.append(math.ceil(trainer["max_epochs"] * datamodule.steps_per_epoch))
     return min(bounds, default=datamodule.steps_per_epoch)
@@ -290,5 +343,8 @@ def duration(seconds: float) -> str:
 
 
 def size(n_bytes: float) -> str:
-    """Bytes as GB, or MB below one."""
-    return f"{n_bytes / 1e9:.1f} GB" if n_bytes >= 1e9 else f"{n_bytes / 1e6:.0f} MB"
+    """Bytes in the largest of TB, GB and MB of which there is at least one."""
+    for unit, bytes_each in (("TB", 1e12), ("GB", 1e9)):
+        if n_bytes >= bytes_each:
+            return f"{n_bytes / bytes_each:.1f} {unit}"
+    return f"{n_bytes / 1e6:.0f} MB"

@@ -10,7 +10,8 @@ from .signatures import english, misfit, split
 # (words, the least value, the largest); a word is matched whole, null always passes
 RANGES = [
     (r"trainer\.devices", 1, 10**4),
-    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)", 1, 10**12),
+    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)", 1,
+     10**12),
     (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
     (r"data\.num_workers", 0, 1024),
     (r"data\.processes", 1, 1024),
@@ -63,10 +64,25 @@ def check_ranges(config: Mapping) -> None:
         for words, least, largest in RANGES:
             if re.fullmatch(words, word) and not least <= value <= largest and (word, value) != EVERY_DEVICE:
                 raise UserError(f"{word}={value} must be between {least} and {largest}")
-    trainer = config.get("trainer", {})
+    check_pairs(*(config.get(section) or {} for section in ("trainer", "optim", "data")))
+
+
+def check_pairs(trainer: Mapping, optim: Mapping, data: Mapping) -> None:
+    """Refuse words of training that do not go together."""
     if trainer.get("max_time") and not any(trainer.get(word) for word in ("max_steps", "max_tokens", "max_epochs")):
         raise UserError(f"trainer.max_time={trainer['max_time']} ends a run early, but does not say how many steps its "
                         "schedule is for: give trainer.max_steps, max_tokens or max_epochs too")
+    if trainer.get("strategy") == "fsdp":
+        name = optim.get("optimizer", {}).get("_target_", "").rpartition(".")[2]
+        if name in ("MuonAdamW", "Adafactor"):
+            raise UserError(f"trainer=fsdp: {name} needs whole matrices, of which each rank has a slice: take "
+                            "optim=adamw or sgd, or trainer=ddp")
+        if trainer.get("precision") == "16-mixed":
+            raise UserError("trainer=fsdp: its ranks have no loss scale in common, which trainer.precision=16-mixed "
+                            "needs; take bf16-mixed, or trainer=ddp")
+        if data.get("micro_batch_size") == "auto":
+            raise UserError("trainer=fsdp: its ranks cannot try data.micro_batch_size=auto, for one that is out of "
+                            "memory would leave the others waiting; give a number of rows")
 
 
 def nodes(node: object, path: str = "") -> Iterator[tuple[str, object]]:

@@ -14,7 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from . import checks, mixing, signatures
+from . import checks, mixing, ranks, signatures
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
 from .ranges import check_ranges
@@ -40,6 +40,8 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     checks.check_options(settings.runtime.choices)
     words = [word.lstrip("+~").partition("=")[0] for word in settings.overrides.task]
     choices = settings.runtime.choices
+    if choices.get("sweep") and settings.mode is not None and settings.mode.name != "MULTIRUN":
+        raise UserError(f"sweep={choices.sweep}: this is one run; add -m to make it a sweep")
     if name != "train" and not composed.ckpt:
         raise UserError("no ckpt: say ckpt=RUN (a checkpoint file, a run's folder, or last)")
     if name == "generate":
@@ -48,15 +50,21 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     if name == "evaluate":
         config = measured(composed, words, choices)
     elif composed.ckpt is not None:
+        if ranks.requeued() and (folder := run_folder(composed.ckpt)):  # not the file that the job began with
+            composed.ckpt = escaped(str(folder))
         config = last_length_wins(resumed(composed, words, choices), words)
     else:
         config = started(composed, words, choices)
-        if settings.mode is not None and settings.mode.name == "MULTIRUN":
+        in_sweep = settings.mode is not None and settings.mode.name == "MULTIRUN"
+        if in_sweep:
             label = choices.model or choices.task
             config.run_dir = escaped(str(Path(settings.sweep.dir, f"{settings.job.num}-{label}")))
             config.logger.wandb.group = config.logger.wandb.group or escaped(Path(settings.sweep.dir).name)
         elif config.run_dir is None:
             config.run_dir = fresh_folder(config.name)
+        if ranks.requeued() and not in_sweep and Path(config.run_dir, "checkpoints", "MANIFEST.json").exists():
+            composed.ckpt = escaped(config.run_dir)
+            config = with_words(composed, [], choices)
         check_folder(config.run_dir)
     check(plain(config))
     if config.ckpt is not None:
@@ -104,9 +112,11 @@ def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
 
 
 def fresh_folder(name: str) -> str:
-    """runs/DATE/TIME-NAME, a folder that is not there yet."""
+    """runs/DATE/TIME-NAME, a folder that is not there yet; of a job of SLURM the same one each time."""
     now, name = datetime.now(), re.sub(r"[^\w.-]+", "-", name)
-    path = Path("runs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}-{name}")
+    path = ranks.job_folder(name) or Path("runs", f"{now:%Y-%m-%d}", f"{now:%H-%M-%S}-{name}")
+    if ranks.requeued():
+        return str(path)
     numbered = (path.with_name(f"{path.name}-{n}") for n in count(2))
     return str(next(p for p in chain([path], numbered) if not p.exists()))
 

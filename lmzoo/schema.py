@@ -98,6 +98,7 @@ class Trainer:
     limit_val_batches: int | None = None
     overfit: bool = MISSING
     activation_checkpointing: bool = False
+    keep_memory: bool = True
 
 
 @dataclass

@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -23,8 +24,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import parts
-from .config import RANK_CONFIG, command
+from . import environment, parts, ranks
+from .config import command
 from .errors import UserError
 from .literal import plain
 from .literal import save as save_config
@@ -36,33 +37,53 @@ def main() -> None:
 
 def job(config: DictConfig) -> float | None:
     """One run of the command line; returns its validation loss, which a sweeper may look at."""
-    in_sweep = HydraConfig.initialized() and HydraConfig.get().mode.name == "MULTIRUN"
-    metrics = train_apart(config) if in_sweep and config.trainer.strategy != "auto" else train(config)[1]
+    metrics = train_apart(config) if in_sweep() and config.trainer.strategy != "auto" else train(config)[1]
     return metrics.get("val/loss")
+
+
+def in_sweep() -> bool:
+    """Whether this run is one of several that the command line asks for."""
+    return HydraConfig.initialized() and HydraConfig.get().mode.name == "MULTIRUN"
 
 
 def train(config: DictConfig):
     """Train as `config` (of `lmzoo.compose`) says -> (net in eval mode, {metric: value at the end}).
 
-    The net carries `.config` and `.tokenizer`. With `config.ckpt` that run goes on from where it was written.
+    The net carries `.config` and `.tokenizer`. With `config.ckpt` that run goes on from where it was written. Where the
+    data has a test, it is that of the best in validation, unless `checkpoint.test_best` says no; else it is the last.
+    Under `trainer=fsdp` only the first rank gets the weights.
     Raises UserError for whatever doesn't fit; what shows on the net alone is found before any data is read.
     """
+    config = ranks.take_over() if ranks.follows() else config
+    say(f"run folder: {config.run_dir}")
+    from . import engines
+
     config = parts.settled(config)
     task, module = assemble(config)
-    if task.first_step >= task.total_steps:
-        raise UserError(f"ckpt={config.ckpt}: that run has taken all its {task.first_step} steps: "
-                        "give a larger trainer.max_steps to go on")
     with run_folder(config, task.tokenizer) as folder:
         trainer = parts.build_trainer(config, task.total_steps)
-        say(f"{task.plan.table()}\nrun folder: {folder}")
+        task.environment = environment.describe()
+        if ranks.on_first_rank():
+            environment.record(task.environment, folder / "environment.jsonl", task.plan.first_step)
+        say(task.plan.table())
+        if (warmup := config.schedule.get("warmup_steps") or 0) > task.total_steps:
+            say(f"schedule.warmup_steps={warmup} is more than the run's {task.total_steps} steps: "
+                f"the learning rate stays below optim.lr={config.optim.lr}")
         trainer.fit(task, datamodule=module, ckpt_path=config.ckpt, weights_only=True)
         leave_if_preempted(trainer)
+        if config.trainer.max_time and trainer.global_step < task.total_steps:
+            say(f"trainer.max_time={config.trainer.max_time} has ended the run after step {trainer.global_step:,} of "
+                f"{task.total_steps:,}; ckpt={folder} with a longer one goes on")
+        if "test" in module.store.splits and config.checkpoint.test_best:
+            return_to_best(trainer, task, module)
         metrics = dict(trainer.callback_metrics)
         if "test" in module.store.splits:
             trainer.test(task, datamodule=module, verbose=False)
             metrics |= trainer.callback_metrics
         metrics = {name: float(value) for name, value in metrics.items()}
-        say(f"{learned(task)}\n{parts.report(metrics, module.xz_bits_per_byte)}")
+        task.net = engines.whole(task.net, trainer.is_global_zero, tuple(config.trust))
+        if ranks.on_first_rank():
+            say(f"{learned(task.cpu())}\n{parts.report(metrics, module.xz_bits_per_byte)}")
         if trainer.is_global_zero:
             (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
         parts.end(trainer)
@@ -74,48 +95,75 @@ def assemble(config: DictConfig):
     """(task, data module) of a run: a fresh net, or that of `init_from` (a resumed run's weights come with `fit`)."""
     import torch
 
-    from . import checkpoint, data, load
+    from . import checkpoint, data, engines, load
     from .plan import count_steps, plan
 
-    state = checkpoint.read(config.ckpt) if config.ckpt else {}
+    state = checkpoint.read(config.ckpt, tensors=False) if config.ckpt else {}
     earlier = state.get("lmzoo", {})
-    source = load(config.init_from) if config.init_from and not earlier else None
+    source = load(config.init_from, tuple(config.trust)) if config.init_from and not earlier else None
     parts.check_net(config)
-    parts.build_trainer(config, steps=1)  # for the mistakes in its words, before any long work
-    tokenizer = parts.build_tokenizer(config, source, earlier)
+    parts.check_time(parts.build_trainer(config, steps=1), state)  # the mistakes in its words, before any long work
+    tokenizer = parts.build_tokenizer(config, source, earlier, say)
+    if source and config.tokenizer.add:
+        say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
+        config.model.vocab_size = config.tokenizer.vocab_size = max(source.vocab_size, len(tokenizer))
     store = data.prepare(config, tokenizer)
-    if earlier.get("store", store.folder.name) != store.folder.name:
-        raise UserError(f"ckpt={config.ckpt}: its data has changed since (data.path={config.data.path}), so its run "
-                        "cannot go on; init_from= starts a new one from its weights")
+    if earlier.get("store", store.name) != store.name:
+        mixed = config.data.get("sources")
+        texts = f"one of data.sources, {', '.join(mixed)}" if mixed else f"data.path={config.data.path}"
+        raise UserError(f"ckpt={config.ckpt}: its data has changed since ({texts}), so its run cannot go on; "
+                        "init_from= starts a new one from its weights")
     config.model = parts.model_config(config, store.labels)
 
     torch.manual_seed(config.seed)
-    net = checkpoint.build(config.model)
+    net = checkpoint.build(config.model, config.trust)
     if source:
-        say(checkpoint.load_weights(net, source.state_dict(), new=("head",) if "head" in config.task else ()))
+        weights = checkpoint.widened(source.state_dict(), len(source.tokenizer), len(tokenizer))
+        loaded = checkpoint.load_weights(net, weights, new=("head",) if "head" in config.task else ())
+        say(textwrap.fill(str(loaded), 100))
+    if config.trainer.activation_checkpointing:
+        engines.recompute_blocks(net)
     if config.compile:
-        parts.compile_blocks(net)
+        engines.compile_blocks(net)
     task = parts.build_task(config, net, tokenizer)
     task.identity = {
         "config": plain(config),
         "tokenizer": tokenizer.json,
         "labels": store.labels,
-        "store": store.folder.name,
+        "store": store.name,
         "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
         "version": version("lmzoo"),
     }
-    module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed)
+    module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed,
+                             limits={"val": config.trainer.limit_val_batches})
     task.total_steps = count_steps(config.trainer, module)
-    task.first_step = state.get("global_step", 0)
-    task.plan = plan(net, config, module, task, steps=task.total_steps)
+    first_step = state.get("global_step", 0)
+    if first_step >= task.total_steps:
+        raise UserError(f"ckpt={config.ckpt}: that run has taken {first_step} steps, and would end after "
+                        f"{task.total_steps}: give a larger trainer.max_steps to go on")
+    if earlier:
+        say(f"going on from step {first_step:,} of {task.total_steps:,}")
+    task.plan = plan(net, config, module, task, steps=task.total_steps, first_step=first_step)
     if config.trainer.overfit:
         repeat_first_window(module, task.total_steps)
     return task, module
 
 
+def return_to_best(trainer, task, module) -> None:
+    """Give the net the weights that were the best in validation, and measure them again, if they are not the last."""
+    from . import checkpoint, engines
+
+    saving = next((callback for callback in trainer.callbacks if hasattr(callback, "best")), None)
+    best = trainer.strategy.broadcast(saving and saving.best())
+    if best and (state := checkpoint.read(best))["global_step"] != trainer.global_step:
+        say(f"the test is of the best by {saving.monitor}, {best.name} (checkpoint.test_best=false: of the last)")
+        engines.fill(task.net, checkpoint.weights(state))
+        trainer.validate(task, datamodule=module, verbose=False)
+
+
 def say(text: object) -> None:
     """Print on the first rank."""
-    if parts.on_first_rank():
+    if ranks.on_first_rank():
         print(text, flush=True)
 
 
@@ -129,8 +177,8 @@ def learned(task) -> str:
 
 def repeat_first_window(module, steps: int) -> None:
     """Make the first step's rows those of every step."""
-    window = next(iter(module.train_dataloader()))
-    module.train_dataloader = lambda: Repeated(window, steps)
+    loader = module.train_dataloader
+    module.train_dataloader = lambda: Repeated(next(iter(loader())), steps)
 
 
 class Repeated:
@@ -150,13 +198,13 @@ class Repeated:
 def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
     """The run's folder, which no other process may train in meanwhile, with its config.yaml and tokenizer.json.
 
-    Ranks that Lightning starts find that config.
+    The run's other processes take that config over.
     """
     from filelock import FileLock, Timeout
 
     folder, before = Path(config.run_dir), dict(os.environ)
     lock = FileLock(folder / ".lock")
-    if parts.on_first_rank():
+    if ranks.on_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
@@ -164,8 +212,8 @@ def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
             raise UserError(f"run_dir={folder}: another process is training this run; wait for it or end it") from None
         save_config(config, folder / "config.yaml")
         (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
-    os.environ[RANK_CONFIG] = str(folder.absolute() / "config.yaml")
     try:
+        ranks.hand_over(folder / "config.yaml")
         yield folder
     finally:  # Lightning leaves LOCAL_RANK and more behind, which a second run would take for its own
         lock.release()
@@ -180,15 +228,18 @@ def leave_if_preempted(trainer) -> None:
             folder = trainer.default_root_dir
             say(f"stopped by a signal after step {trainer.global_step}, saved: python -m lmzoo.train ckpt={folder}")
             parts.end(trainer)
+            if callback.requeue and trainer.is_global_zero and not in_sweep():
+                say(ranks.requeue())
             sys.exit(callback.exit_code if trainer.is_global_zero else 0)
 
 
 def train_apart(config: DictConfig) -> dict[str, float]:
     """A job of a sweep that starts ranks, in a process of its own, since a process can start ranks only once."""
-    folder = Path(config.run_dir).absolute()
+    folder = Path(config.run_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     save_config(config, folder / "config.yaml")
-    environment = os.environ | {RANK_CONFIG: str(folder / "config.yaml")}
-    done = subprocess.run([sys.executable, "-m", "lmzoo.train"], env=environment)
+    command = [sys.executable, "-m", "lmzoo.train", *HydraConfig.get().overrides.task]  # for its environment.jsonl
+    done = subprocess.run(command, env=os.environ | {ranks.RANK_CONFIG: str(folder.absolute() / "config.yaml")})
     if done.returncode:
         raise UserError(f"the run in {folder} ended with code {done.returncode}")
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))

@@ -8,6 +8,7 @@ gradient is that of the mean over all targets, however these are split. No rando
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
@@ -192,7 +193,8 @@ class Task(LightningModule):
 
     def micro_loss(self, micro: dict, step: int) -> Tensor:
         """The sum of a micro-batch's losses in a step, whose random numbers are those of the two, whoever asks."""
-        torch.manual_seed(int(generator(self.seed, step, micro["micro"]).integers(2**63)))
+        seed = torch.default_generator.manual_seed if self.device.type == "cpu" else torch.manual_seed
+        seed(int(generator(self.seed, step, micro["micro"]).integers(2**63)))  # where there is no GPU, torch's is slow
         return self.loss(micro)["loss"]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -227,8 +229,8 @@ class Task(LightningModule):
         if self.net.family == "encoder-decoder" and str(self.trainer.precision).startswith("16"):
             rank_zero_warn("encoder-decoders often overflow in fp16: prefer trainer.precision=bf16-mixed or 32-true")
         if str(self.trainer.precision) == "bf16-true":
-            rank_zero_warn("bf16-true keeps the weights themselves in bfloat16: updates below 1/256 of a weight are lost; "
-                           "bf16-mixed keeps them")  # fmt: skip
+            rank_zero_warn("bf16-true keeps the weights themselves in bfloat16, where updates below 1/256 of a weight "
+                           "are lost; bf16-mixed has them in fp32")  # fmt: skip
 
     def on_save_checkpoint(self, checkpoint: dict) -> None:
         checkpoint["lmzoo"] = {**self.identity, "steps_taken": self.steps_taken}
@@ -247,15 +249,15 @@ class Task(LightningModule):
     # Evaluation: sums over the whole split, over all ranks, divided once.
 
     def on_validation_epoch_start(self) -> None:
-        self.sums = dict.fromkeys(self.summed, 0.0)
+        self.sums: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(self.summed, 0.0))
 
-    def validation_step(self, batch: dict, index: int) -> None:
-        self.add(self.loss(batch))
+    def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        self.add(self.loss(batch), dataloader_idx)
 
-    def add(self, sums: dict[str, Tensor]) -> None:
-        """Add a batch's sums to those of its split, in float64."""
+    def add(self, sums: dict[str, Tensor], source: int) -> None:
+        """Add a batch's sums to those of its source, in float64."""
         for name in self.summed:
-            self.sums[name] += float(sums[name])
+            self.sums[source][name] += float(sums[name])
 
     def on_validation_epoch_end(self) -> None:
         self.report("val")
@@ -263,16 +265,21 @@ class Task(LightningModule):
     def on_test_epoch_start(self) -> None:
         self.on_validation_epoch_start()
 
-    def test_step(self, batch: dict, index: int) -> None:
-        self.validation_step(batch, index)
+    def test_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        self.validation_step(batch, index, dataloader_idx)
 
     def on_test_epoch_end(self) -> None:
         self.report("test")
 
     def report(self, split: str) -> None:
-        """Log the metrics of a split that has been run through."""
-        totals = dict(zip(self.summed, self.reduce([self.sums[name] for name in self.summed]), strict=True))
-        metrics = self.summarise(totals, split)
+        """Log the metrics of a split that has been run through, and the loss of each source of a mixture."""
+        data = self.trainer.datamodule
+        names = data.evaluated(split) if data else [None]
+        numbers = self.reduce([self.sums[source][name] for source in range(len(names)) for name in self.summed])
+        sums = dict(zip(names, np.reshape(numbers, (len(names), -1)), strict=True))
+        metrics = self.summarise(dict(zip(self.summed, map(float, sum(sums.values())), strict=True)), split)
+        nll, targets = self.summed.index("nll"), self.summed.index("targets")
+        metrics |= {f"{name}/loss": each[nll] / max(each[targets], 1) for name, each in sums.items() if name}
         self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, sync_dist=True)
 
     def whole(self, split: str) -> bool:

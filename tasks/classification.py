@@ -89,18 +89,18 @@ class Classification(Task):
         self.seen = [0.0] * len(self.labels)  # texts of each class
         self.predictions = []
 
-    def validation_step(self, batch: dict, index: int) -> None:
-        logits = self.evaluate(batch)
+    def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        logits = self.evaluate(batch, dataloader_idx)
         if index == 0:
             self.predictions += self.predicted(batch, logits)  # for `show`
 
-    def test_step(self, batch: dict, index: int) -> None:
-        self.predictions += self.predicted(batch, self.evaluate(batch))
+    def test_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        self.predictions += self.predicted(batch, self.evaluate(batch, dataloader_idx))
 
-    def evaluate(self, batch: dict) -> Tensor:
+    def evaluate(self, batch: dict, source: int) -> Tensor:
         """Count the batch in the metrics; returns its logits (B, n_classes)."""
         logits, labels = self.logits(batch), batch["labels"]
-        self.add(cross_entropy(nn.Identity(), logits, labels))
+        self.add(cross_entropy(nn.Identity(), logits, labels), source)
         judged = labels != IGNORED  # none in a filler
         if judged.any():
             self.accuracy.update(logits[judged], labels[judged])

@@ -13,6 +13,7 @@ from lmzoo import optim
 from lmzoo.callbacks import AtomicIO, Checkpoints, Metrics, Preemption, Progress
 
 EPOCH = 7  # steps
+TIMED = {"tokens_per_s", "data_wait", "mfu", "memory_mb"}  # columns that no two runs have alike
 
 
 class Order(Sampler):
@@ -85,10 +86,10 @@ def score(weight: torch.Tensor) -> torch.Tensor:
 
 def run(folder: Path, *more: Callback, max_steps: int = 20, ckpt: Path | None = None, **settings) -> SimpleNamespace:
     """20 steps, validation every 6, a checkpoint every 4, a row every 2; logged through all callbacks."""
-    wandb = settings.pop("wandb", None)
+    logger = {"wandb": settings.pop("wandb", None), "tensorboard": settings.pop("tensorboard", False)}
     every = {"every_n_steps": 4, "keep_last": 2, "keep_best": 2} | settings
     parts = SimpleNamespace(
-        preemption=Preemption(), metrics=Metrics(folder, every_n_steps=2, wandb=wandb, tags=["a"]),
+        preemption=Preemption(), metrics=Metrics(folder, every_n_steps=2, tags=["a"], **logger),
         progress=Progress(seconds=0.0), checkpoints=Checkpoints(folder / "checkpoints", **every),
     )  # fmt: skip
     parts.trainer = pl.Trainer(
@@ -117,7 +118,7 @@ class At(Callback):
 
 def rows(folder: Path) -> list[dict]:
     with open(folder / "metrics.csv", newline="") as file:
-        return [{k: v for k, v in row.items() if v and k != "tokens_per_s"} for row in csv.DictReader(file)]
+        return [{k: v for k, v in row.items() if v and k not in TIMED} for row in csv.DictReader(file)]
 
 
 def names(folder: Path) -> list[str]:

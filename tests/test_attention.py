@@ -214,3 +214,21 @@ def test_the_choice_of_a_kernel():
 def test_sizes_that_do_not_fit(kind, options, words):
     with pytest.raises(ValueError, match=words):
         part(kind, **options)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("facts", ["plain", "padded", "packed"])
+def test_backends_agree_on_a_gpu_in_bf16(facts):
+    results = []
+    for backend in ("sdpa", "matmul"):
+        with torch.device("cuda"):
+            attn = part(backend=backend).cuda()
+            rows = layout(causal=True, **{name: fact.cuda() for name, fact in FACTS[facts].items()})
+        x = states().cuda().requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = attn(x, rows, None)
+        (out * states(seed=4).cuda()).sum().backward()
+        results.append([out.float(), x.grad])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)

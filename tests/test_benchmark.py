@@ -7,9 +7,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from lmzoo.tools.benchmark import NAMES, data, measure
+import torch
+from lmzoo.tools.benchmark import NAMES, arm, data, measure, peers, startup, train
 from lmzoo.tools.benchmark import __main__ as command
 from lmzoo.tools.benchmark.measure import Row, by_turns, disk, peak_memory, ratio, spread
+
+import lmzoo
 
 KEYS = {"family", "arm", "dtype", "tokens_per_s", "peak_memory_mb"}
 
@@ -110,6 +113,72 @@ def test_the_command_says_how_it_is_used(words):
     done = subprocess.run(asked, capture_output=True, text=True)
     assert done.returncode == 0 and "--json" in done.stdout
     assert all(name in done.stdout for name in NAMES)
+
+
+LIBRARIES = {"transformers": "transformers", "litgpt": "litgpt.model", "x-transformers": "x_transformers"}
+KINDS = [(family, library, kind) for family in train.FAMILIES for library in peers.PEERS[family]
+         for kind in peers.ATTENTIONS[library]]
+
+
+@pytest.mark.parametrize(("family", "library", "kind"), KINDS)
+def test_peers_are_of_the_same_size_and_read_the_same_batch(family, library, kind, tmp_path):
+    """As many parameters as lmzoo's net, biases and scales apart; a finite loss whose gradient reaches them all."""
+    pytest.importorskip(LIBRARIES[library])
+    shape = train.SHAPES["cpu"][family]
+    with torch.device("meta"):
+        net = lmzoo.build(lmzoo.compose(*train.words(family, "cpu", tmp_path)).model)
+    ours = sum(weight.numel() for weight in net.parameters())
+    torch.manual_seed(0)
+    net, loss = peers.attentions(family, library)[str(kind)](shape)
+    assert sum(weight.numel() for weight in net.parameters()) == pytest.approx(ours, rel=0.015)
+    labels = torch.randint(shape["vocab_size"], (1, 8))
+    value = loss(net, {"input_ids": labels.flip(1), "decoder_input_ids": labels.roll(1, 1), "labels": labels})
+    value.backward()
+    assert value.isfinite() and all(weight.grad is not None for weight in net.parameters())
+
+
+def test_a_window_is_handed_out_for_each_step_that_is_asked_for():
+    asked = []
+
+    def turns():
+        for number in range(5):
+            asked.append(number)
+            yield
+
+    windows = iter(arm.Paced([[{"targets": 1}], [{"targets": 2}, {"targets": 3}]], turns()))
+    for number, expected in enumerate([1, 2, 1]):
+        assert next(windows)[0]["targets"] == expected and asked == list(range(number + 1))
+
+
+def test_the_tables_differ_in_the_allocator_only(tmp_path):
+    default, tuned = (train.environment(kind, 2, tmp_path / kind) for kind in ("default", "tuned"))
+    differing = {name for name in {*default, *tuned} if default.get(name) != tuned.get(name)}
+    assert differing - {"TORCHINDUCTOR_CACHE_DIR"} in ({"LD_PRELOAD"}, {"GLIBC_TUNABLES"})
+    assert default["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_command_is_followed_to_its_line(tmp_path):
+    startup.until(["--help"], "Parts:", tmp_path)
+    with pytest.raises(RuntimeError, match="ended without a line"):
+        startup.until(["--help"], "no such line", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_small_run_of_training(tmp_path):
+    small = ["train", "--families", "bert", "--dtype", "fp32", "--peers", "none", "--no-compile", "--rounds", "1",
+             "--steps", "1", "--png", tmp_path / "train.png", "--json", tmp_path / "train.json"]
+    subprocess.run([sys.executable, "-m", "lmzoo.tools.benchmark", *small], check=True)
+    rows = json.loads((tmp_path / "train.json").read_text())
+    assert [row["arm"] for row in rows] == ["lmzoo", "lmzoo keep_memory", "ceiling", "lmzoo", "ceiling"]
+    assert all(set(row) >= KEYS for row in rows) and (tmp_path / "train.png").stat().st_size > 5000
+    assert all(row["mfu"] > 0 and row["first_s"] > 0 and row["peak_memory_mb"] > 100 for row in rows if row["mfu"])
+
+
+@pytest.mark.slow
+def test_a_small_run_of_the_startup():
+    done = subprocess.run([sys.executable, "-m", "lmzoo.tools.benchmark", "startup", "--rounds", "1"],
+                          capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["first", "help", "mistake", "loop"]
 
 
 @pytest.mark.slow

@@ -57,6 +57,9 @@ class Texts(LightningDataModule):
         batches = [collator(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
         self.batches = batches[rank::world]
 
+    def evaluated(self, split):
+        return [None]
+
     def val_dataloader(self):
         return DataLoader(self.batches, batch_size=None)
 

@@ -73,6 +73,7 @@ def test_devices_change_the_rows_of_a_forward_only_if_those_were_left_open(store
 def test_validation_reads_each_row_once_in_order(store, world):
     batches = sorted((b for rank in range(world) for b in module(store, rank, world).val_dataloader()),
                      key=lambda batch: batch["micro"])
+    batches = [batch for batch in batches if (batch["labels"] != -100).any()]  # without fillers
     assert [key for batch in batches for key in batch["key"]] == [(3, 0, row) for row in range(5)]
     assert [len(batch["input_ids"]) for batch in batches] == [2, 2, 1]
 

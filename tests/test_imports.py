@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CONFIG = {"config", "checks", "literal", "ranges", "runs", "schema", "signatures"}  # torch-free
+CONFIG = {  # torch-free
+    "config", "checks", "literal", "mixing", "ranges", "ranks", "runs", "schema", "signatures", "sweep",
+}  # fmt: skip
 PUBLIC = {"UserError", "build", "compose", "decoding", "fit", "hf", "load"}
 ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "lmzoo": set(),
@@ -14,18 +16,22 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "blocks": set(),
     "models": {"blocks", "decoding"},
     "decoding": {"blocks"},
-    "filling": {"decoding"},
+    "filling": {"decoding", "tokenizer"},
     "tokenizer": set(),
-    "data": {"tokenizer"},
+    "draws": set(),
+    "environment": set(),
+    "data": {"draws", "tokenizer"},
     "optim": set(),
-    "plan": set(),
+    "plan": {"optim"},
     "checkpoint": {"tokenizer"},
+    "engines": {"checkpoint"},
+    "memory": {"checkpoint", "engines", "optim"},
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
-    "tasks": {"blocks", "optim", "filling", "checkpoint"},
+    "tasks": {"blocks", "draws", "optim", "filling", "checkpoint", "tokenizer"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
-    "parts": CONFIG | {"callbacks", "checkpoint", "data", "tokenizer"},
-    "train": CONFIG | {"parts", "checkpoint", "data", "plan", "load"},
+    "parts": CONFIG | {"callbacks", "checkpoint", "data", "engines", "optim", "tokenizer"},
+    "train": CONFIG | {"engines", "environment", "parts", "checkpoint", "data", "plan", "load"},
     "evaluate": CONFIG | {"parts", "checkpoint", "data", "load"},
     "generate": CONFIG | {"decoding", "filling", "load"},
 }

@@ -1,6 +1,7 @@
 """The chunked cross-entropy against torch's own, and against numbers from paper."""
 
 import math
+import weakref
 
 import pytest
 import torch
@@ -61,7 +62,7 @@ def test_chunks_give_the_plain_gradient(autocast):
 
 
 def test_logits_never_exist_as_a_whole():
-    """Of 64 rows in chunks of 8, the head sees 8 at a time, and autograd keeps hidden states but no logits."""
+    """Of 64 rows in chunks of 8, the head sees 8 at a time and once only, and afterwards no logits are left."""
     head, hidden, labels = rows(n=64, d=2, v=100, ignored=0)
     seen, kept = [], []
 
@@ -69,11 +70,45 @@ def test_logits_never_exist_as_a_whole():
         seen.append(len(rows))
         return head(rows)
 
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
+    def note(tensor):
+        kept.append(weakref.ref(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         loss = cross_entropy(watched, hidden, labels, chunk=8)["loss"]
-    assert max(kept) <= 64 * 2
+    left = [reference().shape for reference in kept if reference() is not None]
+    assert left and {*left} <= {hidden.shape, head.weight.shape, head.bias.shape, labels.shape}
     loss.backward()
-    assert seen == [8] * 16  # each chunk once forward, once again for the backward pass
+    assert seen == [8] * 8
+
+
+def test_gradients_reach_a_tied_weight_from_both_sides():
+    """The embedding's gradient is the sum of what the head and the body ask for, as without chunks."""
+    torch.manual_seed(0)
+    weight, ids, labels = torch.randn(11, 8, requires_grad=True), torch.arange(9), torch.arange(9).flip(0)
+
+
+    def hidden():
+        return F.embedding(ids, weight).tanh()
+
+    ours = cross_entropy(lambda rows: rows @ weight.T, hidden(), labels, chunk=4)["loss"] / 9
+    theirs = F.cross_entropy(hidden() @ weight.T, labels)
+    torch.testing.assert_close(*(gradients(loss, weight) for loss in (ours, theirs)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("frozen", ["head", "body"])
+def test_what_is_frozen_gets_no_gradient(frozen):
+    head, hidden, labels = rows()
+    head.requires_grad_(frozen != "head")
+    hidden = hidden.detach().requires_grad_(frozen != "body")
+    cross_entropy(head, hidden, labels, chunk=7)["loss"].backward()
+    assert (head.weight.grad is None) == (frozen == "head") and (hidden.grad is None) == (frozen == "body")
+
+
+def test_evaluation_takes_no_gradients():
+    head, hidden, labels = rows()
+    with torch.no_grad():
+        assert not cross_entropy(head, hidden, labels, chunk=7)["loss"].requires_grad
 
 
 def test_ignored_rows_change_nothing():

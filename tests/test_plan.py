@@ -1,5 +1,6 @@
 """Counts against the papers' and against torch's own counter; what is measured leaves no trace."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -18,11 +19,20 @@ WORDS = {"max_steps": None, "max_tokens": None, "max_epochs": None}
 class Data:
     """Rows of eight tokens, four to a micro-batch, sixteen to a step; 1,000 in the corpus, 30 for validation."""
 
-    tokens_per_step, steps_per_epoch = 128, 63
+    tokens_per_step, steps_per_epoch, lost, undecided = 128, 63, (30, 20, 8000), False
 
     def __init__(self, **more):
         ids = torch.arange(32).reshape(4, 8)
         self.batch = {"input_ids": ids, "labels": ids, "micro": 0} | more
+
+    def rows_read(self, steps: int) -> int:
+        return steps // 63 * 1000 + min(steps % 63 * 16, 1000)
+
+    def tokens_read(self, steps: int) -> int:
+        return 8 * self.rows_read(steps)
+
+    def sources(self, first_step: int, steps: int) -> dict:
+        return {"code": (4 * (steps - first_step), 250), "wiki": (12 * (steps - first_step), 750)}
 
     def train_dataloader(self):
         return [[self.batch, self.batch]]
@@ -36,7 +46,9 @@ class Data:
 
 def run(**words) -> dict:
     trainer = WORDS | {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32-true"}
-    return {"trainer": trainer | {"val_every_n_steps": None} | words, "data": {"batch_size": 16}}
+    trainer |= {"val_every_n_steps": None, "limit_val_batches": None}
+    adamw = {"lr": 1e-3, "weight_decay": 0.1, "optimizer": torch.optim.AdamW}
+    return {"trainer": trainer | words, "data": {"batch_size": 16}, "optim": adamw}
 
 
 @pytest.mark.parametrize(
@@ -111,11 +123,20 @@ def test_shared_layers_count_as_often_as_they_are_used_and_windows_bound_attenti
 def example(**changes) -> Plan:
     values = {
         "parameters": {"embed": 10, "head": 0}, "corpus": {"train": (1000, 10)}, "rows_per_step": 4,
-        "tokens_per_step": 32, "steps": 10, "epochs": 1.0, "flops_per_token": 6e9, "peak": 300e12,
-        "peak_source": "data sheet", "device": "8 x NVIDIA A100", "seconds": 100.0, "state_bytes": 160,
-        "activation_bytes": 40,
+        "tokens_per_step": 32, "first_step": 0, "steps": 10, "epochs": 1.0, "tokens": 320, "flops_per_token": 6e9,
+        "peak": 300e12, "peak_source": "data sheet", "device": "8 x NVIDIA A100", "seconds": 100.0, "state_bytes": 160,
+        "activation_bytes": 40, "lost": (30, 20, 1000), "sources": {},
     }  # fmt: skip
     return Plan(**values | changes)
+
+
+def test_what_is_lost_and_what_each_source_gives():
+    table = example(sources={"code": (300, 400), "wiki": (100, 1600)}).table().splitlines()
+    assert [row.split() for row in table if row.startswith(("lost", "source"))] == [
+        "lost 5.00% of tokens: 30 cut, 20 padding".split(),
+        "source code 300 rows, 75.0% of the run = 0.75 epochs of 400".split(),
+        "source wiki 100 rows, 25.0% of the run = 0.06 epochs of 1,600".split()]
+    assert max(map(len, table)) <= 100
 
 
 def test_mfu_is_over_the_peak_of_all_devices_or_unknown():
@@ -151,13 +172,22 @@ def test_a_cpus_peak_is_measured_and_other_devices_are_unknown():
 
 def test_the_table_has_100_columns_even_for_the_largest():
     large = example(
-        parameters={"embed": 617_000_000_000, "cross": 1_000_000_000_000, "head": 0}, tokens_per_step=3_200_000,
+        parameters={"embed": 617_000_000_000, "cross": 1_000_000_000_000, "head": 0},
+        tokens_per_step=3_200_000, tokens=32 * 10**11,
         corpus={"train": (10**13, 10**10), "val": (10**9, 10**6)}, steps=10**6, epochs=123.4, state_bytes=28 * 10**12,
         flops_per_token=1.2e12, seconds=9e6, activation_bytes=10**12,
     )  # fmt: skip
     for text in (large.table(), example().table(), example(seconds=None, peak=None).table()):
         assert max(map(len, text.splitlines())) <= 100
     assert "1,617,000,000,000" in large.table() and "about 104.2 days" in large.table()
+    assert "about 29.0 TB" in large.table()
+
+
+@pytest.mark.parametrize(
+    "n_bytes, text", [(999_400_000, "999 MB"), (10**9, "1.0 GB"), (9.99e11, "999.0 GB"), (2793.7e9, "2.8 TB")]
+)
+def test_bytes_are_in_a_unit_that_fits(n_bytes, text):
+    assert planning.size(n_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -170,6 +200,7 @@ def test_durations_are_in_a_unit_that_fits(seconds, text):
 def test_the_shortest_of_the_bounds_is_the_runs_length():
     assert count_steps(WORDS | {"max_steps": 10}, Data()) == 10
     assert count_steps(WORDS | {"max_tokens": 1281}, Data()) == 11  # 10 steps are 1280 tokens
+    assert count_steps(WORDS | {"max_tokens": 8001}, Data()) == 64  # the 63rd step has 8 rows only
     assert count_steps(WORDS | {"max_epochs": 1.5}, Data()) == 95  # of 63 steps
     assert count_steps({"max_steps": 100, "max_tokens": 1281, "max_epochs": 1.5}, Data()) == 11
     assert count_steps(WORDS, Data()) == 63
@@ -178,24 +209,36 @@ def test_the_shortest_of_the_bounds_is_the_runs_length():
 def test_a_plan_has_the_sizes_of_the_run():
     made = plan(make("gpt"), run(max_steps=126), Data())
     assert (made.steps, made.epochs, made.rows_per_step, made.tokens_per_step) == (126, 2.0, 16, 128)
+    assert made.tokens == 16_000  # two epochs of 1,000 rows, not 126 steps of 16
     assert made.corpus == {"train": (8000, 1000), "val": (240, 30)}
     assert made.flops_per_token == count_flops(make("gpt"), 32, 32, 8) / 32
     assert made.state_bytes == 16 * sum(p.numel() for p in make("gpt").parameters())
     assert made.seconds > 0 and made.activation_bytes > 0
 
 
+def test_a_resumed_run_has_the_sizes_of_what_is_left(monkeypatch):
+    monkeypatch.setattr(planning, "measure", lambda *_: (2.0, 7))  # seconds for a micro-batch of 4 rows
+    made = plan(make("gpt"), run(val_every_n_steps=30), Data(), steps=126, first_step=61)
+    # of epoch one steps 62 (16 rows) and 63 (8), then the 1,000 of epoch two
+    assert (made.first_step, made.steps, made.tokens) == (61, 126, 8 * 1024)
+    assert made.seconds == pytest.approx((1024 + 3 * 30 / 3) * 0.5)  # validated after 90, 120 and the last
+    assert re.search(r"left to run +65  steps = 1\.03 epochs = 8,192 tokens", made.table())
+
+
 def test_time_is_rows_over_the_measured_rate_with_validation_at_a_third(monkeypatch):
     monkeypatch.setattr(planning, "measure", lambda *_: (2.0, 7))  # seconds for a micro-batch of 4 rows
-    assert plan(make("gpt"), run(max_steps=9), Data()).seconds == pytest.approx(9 * 16 * 0.5)
+    assert plan(make("gpt"), run(max_steps=9), Data()).seconds == pytest.approx(9 * 16 * 0.5 + 30 * 0.5 / 3)
     validated = plan(make("gpt"), run(max_steps=9, val_every_n_steps=4), Data())
-    assert validated.seconds == pytest.approx(9 * 16 * 0.5 + 2 * 30 * 0.5 / 3)
+    assert validated.seconds == pytest.approx(9 * 16 * 0.5 + 3 * 30 * 0.5 / 3)  # after 4, 8 and the last
+    part = plan(make("gpt"), run(max_steps=9, val_every_n_steps=4, limit_val_batches=1), Data())
+    assert part.seconds == pytest.approx(9 * 16 * 0.5 + 3 * 16 * 0.5 / 3)
 
 
 def test_what_is_too_long_to_measure_is_worked_out_from_the_peak(monkeypatch):
     monkeypatch.setattr(planning, "find_peak", lambda *_: (1e3, "measured"))
     monkeypatch.setattr(planning, "measure", None)
     made = plan(make("gpt"), run(max_steps=9), Data())
-    assert made.seconds == pytest.approx(made.flops_per_token * 8 * 16 * 9 / 0.4e3)
+    assert made.seconds == pytest.approx(made.flops_per_token * 8 * (16 * 9 + 30 / 3) / 0.4e3)
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
@@ -223,3 +266,25 @@ def test_measuring_runs_the_tasks_own_loss_where_there_is_a_task():
     _, kept = measure(net, {"x": x}, SimpleNamespace(loss=loss), torch.float32)
     assert len(seen) > 1 and seen[0]["x"] is x
     assert kept == 2 * 6 * 10 * 4  # the input, and the output that is squared; not the weights
+
+
+def trained_line(net, **words) -> list[str]:
+    settings = run()
+    settings["optim"] |= words
+    found = plan(net, settings, Data()).table().splitlines()
+    return [re.sub(" +", " ", line) for line in found if line.startswith("trained")]
+
+
+def test_the_optimizer_s_groups_are_told_where_they_are_not_the_plain_two():
+    net = make("gpt", vocab_size=50)
+    assert trained_line(net) == []
+    muon = {"_target_": "lmzoo.optim.MuonAdamW", "_partial_": True}
+    matrices = 2 * (4 * 16 * 16 + 2 * 16 * 24)
+    tables, vectors = 50 * 16 + 32 * 16, 2 * (4 * 16 + 24 + 16 + 2 * 2 * 16) + 2 * 16
+    total = matrices + tables + vectors
+    assert trained_line(net, optimizer=muon) == [
+        f"trained {total:,} muon_decay {matrices:,}, decay {tables:,}, no_decay {vectors:,}"
+    ]
+    assert trained_line(net, layer_decay=0.5) == [f"trained {total:,} in 6 groups, learning rate x 0.125 to x 1"]
+    net.embed.requires_grad_(False)
+    assert trained_line(net) == [f"trained {total - 800:,} decay {matrices + tables - 800:,}, no_decay {vectors:,}"]

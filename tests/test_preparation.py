@@ -127,7 +127,7 @@ def test_a_prepared_corpus_is_not_prepared_again_until_something_changes(tmp_pat
         (tmp_path / "elsewhere").mkdir()
         corpus["data"]["path"] = str((tmp_path / "corpus.txt").rename(tmp_path / "elsewhere" / "corpus.txt"))
         assert texts(prepare(corpus, TOKENIZER), TOKENIZER) == found and len(parts) == 4
-        monkeypatch.setattr(sources, "FORMAT", 3)
+        monkeypatch.setattr(sources, "FORMAT", sources.FORMAT + 1)
         prepare(corpus, TOKENIZER)
         assert len(parts) == 5
 

@@ -35,9 +35,9 @@ from lmzoo.ranges import check_ranges
         ("trainer.devices=1000000000000", "trainer.devices=1000000000000 must be between 1 and"),
         *[(f"trainer.devices={value}", "should be a whole number or a list (each a whole number) or 'auto'")
           for value in ("1e12", "true", "[]", "[0.5]", "abc", "null", "{a: 1}")],
-        ("data.micro_batch_size=true", "data.micro_batch_size=True should be a whole number or null"),
-        ("data.micro_batch_size=2.5", "data.micro_batch_size=2.5 should be a whole number or null"),
-        ("data.micro_batch_size=auto", "should be a whole number or null: auto is not built yet"),
+        ("data.micro_batch_size=true", "data.micro_batch_size=True should be a whole number or 'auto' or null"),
+        ("data.micro_batch_size=2.5", "data.micro_batch_size=2.5 should be a whole number or 'auto' or null"),
+        ("data.micro_batch_size=all", "data.micro_batch_size='all' should be a whole number or 'auto' or null"),
         ("data.micro_batch_size=0", "data.micro_batch_size=0 must be between 1 and"),
         ("tokenizer.vocab_size=90000000", "tokenizer.vocab_size=90000000 must be between 2 and 10000000"),
         ("tokenizer.special=5", "tokenizer.special=5 should be a mapping or null"),
@@ -59,3 +59,41 @@ def test_what_is_in_range_passes():
     check_ranges({"trainer": {"devices": -1}, "device": "cuda:1"})
     check_ranges({"trainer": {"devices": [0, 2]}, "data": {"micro_batch_size": None, "path": ["a", "b"]}})
     check_ranges({"trainer": {"max_steps": 1, "max_tokens": None}, "model": {"dropout": 0.0}, "seed": 2**32 - 1})
+
+
+PAIRS = [
+    (("trainer.max_time=00:01:00:00", "size=base"), "trainer.max_time=00:01:00:00 ends a run early, but does not say"),
+    (("trainer=fsdp", "optim=muon"), "trainer=fsdp: MuonAdamW needs whole matrices"),
+    (("trainer=fsdp", "optim=adafactor"), "trainer=fsdp: Adafactor needs whole matrices"),
+    (("trainer=fsdp", "trainer.precision=16-mixed"), "trainer=fsdp: its ranks have no loss scale in common"),
+    (("trainer=fsdp", "data.micro_batch_size=auto"), "trainer=fsdp: its ranks cannot try data.micro_batch_size=auto"),
+]
+
+
+@pytest.mark.parametrize(("pair", "message"), PAIRS, ids=[" ".join(pair) for pair, _ in PAIRS])
+def test_words_that_do_not_go_together(pair, message):
+    with pytest.raises(lmzoo.UserError, match=message):
+        lmzoo.compose("model=gpt", "task=clm", *pair)
+    for word in pair:
+        alone = (word, "size=tiny")[: 1 if word.startswith("size") else 2]
+        assert lmzoo.compose("model=gpt", "task=clm", *alone)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("optim.layer_decay=0",), "optim.layer_decay=0.0 must be above 0"),
+        (("optim.layer_decay=1.1",), "optim.layer_decay=1.1 must be between 0 and 1"),
+        (("schedule=wsd", "schedule.decay_fraction=2"), "schedule.decay_fraction=2 must be between 0 and 1"),
+        (("schedule=wsd", "schedule.decay_steps=-1"), "schedule.decay_steps=-1 must be between 0 and"),
+        (("schedule=wsd", "schedule.decay=cubic"), "schedule.decay='cubic' should be one of 'linear', '1-sqrt'"),
+        (("optim=muon", "optim.optimizer.momentum=2"), "optim.optimizer.momentum=2 must be between 0 and 1"),
+        (("optim=muon", "optim.optimizer.ns_steps=100"), "optim.optimizer.ns_steps=100 must be between 1 and 99"),
+        (("optim=muon", "optim.optimizer.lr_ratio=0"), "optim.optimizer.lr_ratio=0 must be above 0"),
+        (("optim=muon", "optim.optimizer.hidden=[]"), "optim.optimizer.hidden: MuonAdamW is given this"),
+    ],
+    ids=str,
+)
+def test_words_of_optimizers_and_schedules(words, message):
+    with pytest.raises(lmzoo.UserError, match=re.escape(message)):
+        lmzoo.compose("model=gpt", "task=clm", *words)

@@ -1,17 +1,21 @@
 """What a run leaves to go on from; interrupted and resumed, it is the run that was never interrupted."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 import small_run
-from lmzoo import checkpoint
+from lmzoo import UserError, checkpoint
+from lmzoo.callbacks import saving
 from small_run import At, names, rows, run, score
 
 
@@ -93,6 +97,81 @@ def test_a_validation_that_is_due_is_not_lost_by_saving_before_it(tmp_path):
     assert checkpoint.read(checkpoint.find(tmp_path))["global_step"] == 8
     run(tmp_path, ckpt=checkpoint.find(tmp_path))
     assert [int(r["step"]) for r in rows(tmp_path) if "val/loss" in r] == [6, 12, 18]
+
+
+def test_checkpoints_by_the_clock(tmp_path, monkeypatch):
+    """Three minutes a step, every ten minutes: after the fourth step, the eighth, the twelfth, and the last."""
+    now = [0.0]
+    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    written = []
+    monkeypatch.setattr(saving, "link", lambda path, name: written.append(path.name) if name == "last.ckpt" else None)
+    ticking = LambdaCallback(on_train_batch_start=lambda *_: now.__setitem__(0, now[0] + 180))
+    run(tmp_path, ticking, max_steps=14, every_n_steps=None, every_minutes=10, keep_best=0)
+    assert written == [f"step-{step:06d}.ckpt" for step in (4, 8, 12, 14)]
+
+
+@pytest.mark.parametrize(("monitor", "best"), [("val/loss", min), ("val/accuracy", max), ("val/error_rate", min)])
+def test_the_name_of_a_metric_tells_which_end_is_better(tmp_path, monkeypatch, monitor, best):
+    scores = {6: 2.0, 12: 3.0, 18: 1.0}
+    monkeypatch.setattr(small_run.Task, "on_validation_epoch_end",
+                        lambda task: task.log(monitor, scores[task.global_step], sync_dist=True))  # fmt: skip
+    run(tmp_path, max_steps=18, keep_best=1, monitor=monitor)
+    step = best(scores, key=scores.get)
+    assert [n for n in names(tmp_path) if n[:4] == "best"] == [f"best-{step:06d}-{scores[step]:.6g}.ckpt"]
+
+
+def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_has(tmp_path):
+    with pytest.raises(UserError, match="checkpoint.monitor=val/f1: validation has val/loss"):
+        run(tmp_path, monitor="val/f1")
+    run(tmp_path / "none", monitor="val/f1", keep_best=0, max_steps=6)
+
+
+def test_a_run_keeps_to_its_metric(tmp_path):
+    run(tmp_path, max_steps=6)
+    with pytest.raises(UserError, match="checkpoint.monitor=val/f1: this run's best are by val/loss"):
+        run(tmp_path, ckpt=checkpoint.find(tmp_path), monitor="val/f1")
+
+
+class Full(LambdaCallback):
+    """No file may grow beyond 1,000 bytes at some steps, as on a disk that is full."""
+
+    def __init__(self, first: int, last: int):
+        self.limit, full = resource.getrlimit(resource.RLIMIT_FSIZE), range(first, last + 1)
+        super().__init__(on_train_batch_end=lambda trainer, *_: self.set(1000 if trainer.global_step in full else None))
+
+    def set(self, n: int | None) -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.limit[0] if n is None else n, self.limit[1]))
+
+
+def test_a_full_disk_is_one_warning_and_the_run_goes_on(whole, tmp_path, recwarn):
+    """From step 8 to 13 nothing can be written; the earlier files stay, later ones are the undisturbed run's."""
+    full = Full(8, 13)
+    seen = []
+    look = At(13, lambda trainer: seen.extend(names(tmp_path)))
+    try:
+        disturbed = run(tmp_path, look, full, keep_best=1)
+    finally:
+        full.set(None)
+    warned = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
+    assert len(warned) == 1 and "step-000008.ckpt could not be written (" in warned[0]
+    assert "File too large" in warned[0]
+    assert [name for name in seen if name[:4] == "step"] == ["step-000004.ckpt"] and "last.ckpt" in seen
+    assert [name for name in names(tmp_path) if name[:4] == "step"] == ["step-000016.ckpt", "step-000020.ckpt"]
+    for own, other in zip(disturbed.task.state_dict().values(), whole[1].task.state_dict().values(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_run_whose_last_checkpoint_the_disk_refuses_ends_with_that(tmp_path):
+    full = Full(5, 8)
+    try:
+        with pytest.raises(UserError, match="step-000008.ckpt: the run's last checkpoint could not be") as error:
+            run(tmp_path, full, max_steps=8)
+    finally:
+        full.set(None)
+    assert "\n" not in str(error.value)
+    assert checkpoint.read(checkpoint.find(tmp_path))["global_step"] == 4
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 TWO_RANKS = """

@@ -1,26 +1,40 @@
-"""Count the parameters, arithmetic and memory of a model without making room for it.
+"""Count the parameters, arithmetic and memory of a model, and its optimizer's groups, without making room for it.
 
 python -m lmzoo.tools.count model=gpt size=base
+python -m lmzoo.tools.count model=bert size=base optim=muon optim.layer_decay=0.9
+python -m lmzoo.tools.count model=llama size=7b --devices 8 --device-memory 80GB
 """
+
+import re
+from collections.abc import Mapping
 
 import torch
 from lmzoo.tools import answer, parser
 from torch import nn
 
-from lmzoo import build, compose
+from lmzoo import UserError, build, compose, memory, optim
 from lmzoo.checks import groups, model_family
+from lmzoo.literal import plain
 from lmzoo.plan import BYTES_PER_WEIGHT, count_flops, count_parameters, line, size
 
+PARTS = ("weights", "gradients", "optimizer", "activations")
 TASKS = {"decoder": "clm", "encoder": "mlm", "encoder-decoder": "span_corruption"}  # any that fits the family
 
 
-def count(*words: str) -> str:
-    """The table of the model that `words` choose, as for training; `task` may be left out."""
+def count(*words: str, devices: int = 8, device_memory: str | None = None) -> str:
+    """The tables of the model that `words` choose, as for training; `task` may be left out.
+
+    `devices` is how many ddp and fsdp run on; with `device_memory`, as 80GB, the answer says which engine fits.
+    """
     chosen = dict(word.partition("=")[::2] for word in words)
     if "task" not in chosen and chosen.get("model") in groups()["model"]:
         words += (f"task={TASKS[model_family(chosen['model'])]}",)
     with torch.device("meta"):
-        return table(build(compose(*words).model))
+        config = compose(*words)
+        net = build(config.model, config.trust)
+        optim.freeze(net, config.optim.freeze)
+        groups_table = optim.table(optim.build(net, config.optim).param_groups)
+    return f"{table(net)}\n\n{groups_table}\n\n{memory_table(net, plain(config), devices, device_memory)}"
 
 
 def table(net: nn.Module) -> str:
@@ -43,10 +57,45 @@ def table(net: nn.Module) -> str:
     )  # fmt: skip
 
 
+def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: str | None) -> str:
+    """What each device needs at its highest, a line for each engine, without and with activation checkpointing."""
+    word = "bf16-mixed" if config["trainer"]["precision"] == "auto" else config["trainer"]["precision"]
+    dtype = torch.bfloat16 if word == "bf16-mixed" else torch.float32
+    batch, rows = config["data"]["batch_size"], config["data"]["micro_batch_size"]
+    length, fused = config["data"]["row_length"] or net.max_len, config["trainer"]["accelerator"] != "cpu"
+    moments = memory.moments(net, config["optim"])
+    lines = [f"memory of a device in {word}, of {devices} under ddp and fsdp; rows of {length:,}, {batch:,} a step",
+             f"{'':<30}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
+    fitting = []
+    for engine, recompute in memory.WAYS:
+        n = 1 if engine == "one device" else devices
+        own = rows if isinstance(rows, int) else max(1, batch // n)
+        kept = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]))
+        found = memory.memory(net, kept, moments, engine, n, recompute, batch > own * n, dtype)
+        name = f"{engine}{', recomputed blocks' if recompute else ''}"
+        lines.append(f"{name:<30}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
+        if device_memory and found.total <= 0.9 * in_bytes(device_memory):  # a tenth for the allocator and the kernels
+            fitting.append(name)
+    if device_memory:
+        fit = fitting[0] if fitting else "none; more devices, or fewer rows"
+        lines.append(f"in nine tenths of {device_memory}: {fit}")
+    return "\n".join(lines)
+
+
+def in_bytes(text: str) -> float:
+    """The bytes of 80GB, or 1.5 TB."""
+    if not (found := re.fullmatch(r"([\d.]+)\s*([MGT])B", text.strip(), re.IGNORECASE)):
+        raise UserError(f"--device-memory {text}: say it as 80GB")
+    return float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2].upper()]
+
+
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("words", nargs="+", metavar="word=value", help="as for training: model=bert size=base ...")
-    answer(count, *arguments.parse_args().words)
+    arguments.add_argument("--devices", type=int, default=8, help="how many there are under ddp and fsdp (8)")
+    arguments.add_argument("--device-memory", help="of each, as 80GB: say which engine fits")
+    given = arguments.parse_args()
+    answer(lambda: count(*given.words, devices=given.devices, device_memory=given.device_memory))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ UNASKED = ""  # the mark of a token that is read without a question; other marks
 
 def inspect(words: list[str], split: str, n_rows: int, verify: bool, step: int = 0, png: Path | None = None) -> str:
     """Rows of a split as the task's collator makes them, from `step` on; how the split is packed; its documents."""
+    for word, number in (("--rows", n_rows), ("--step", step)):
+        if number < 0:
+            raise UserError(f"{word} {number} is less than 0")
     task, module = assemble(words)
     if split not in module.rows:
         raise UserError(f"--split {split}: the data has {', '.join(module.rows)}")

@@ -3,9 +3,13 @@
 python -m lmzoo.tools.prepare_data model=gpt task=clm data=text data.path='books/*.txt'
 """
 
+import numpy as np
 from lmzoo.tools import answer, parser
 
 from lmzoo import compose, data
+from lmzoo.data.shards import Split
+
+SAMPLES, SAMPLED = 64, 1 << 17  # stretches of a split in which unknown tokens are counted, and the tokens of each
 
 
 def prepare(words: list[str]) -> str:
@@ -14,16 +18,19 @@ def prepare(words: list[str]) -> str:
     tokenizer = data.prepare_tokenizer(config)
     prepared = data.prepare(config, tokenizer)
     stores = getattr(prepared, "stores", {"": prepared})  # of a mixture's sources
-    tables = [line for name, store in stores.items() for line in ([f"source {name}"] if name else []) + table(store)]
+    tables = [line for name, store in stores.items()
+              for line in ([f"source {name}"] if name else []) + table(store, tokenizer.unk)]
     return "\n".join([*tables, f"tokenizer {tokenizer.hash[:12]}, {len(tokenizer):,} tokens"])
 
 
-def table(store: data.Store) -> list[str]:
-    lines = [f"{'split':8}{'documents':>12}{'tokens':>16}{'bytes':>16}{'bytes/token':>14}"]
+def table(store: data.Store, unk: int | None) -> list[str]:
+    """What is in a store, a line for each split; `unk` is the id of what the tokenizer doesn't know."""
+    lines = [f"{'split':8}{'documents':>12}{'tokens':>16}{'bytes':>16}{'bytes/token':>14}{'unknown':>10}"]
     for name in store.splits:
         split = store[name]
         ratio = split.n_bytes / max(1, split.n_tokens)
-        lines.append(f"{name:8}{split.n_documents:12,}{split.n_tokens:16,}{split.n_bytes:16,}{ratio:14.2f}")
+        lines.append(f"{name:8}{split.n_documents:12,}{split.n_tokens:16,}{split.n_bytes:16,}{ratio:14.2f}"
+                     f"{unknown(split, unk):10.3%}")
     if store.left_out["documents"]:
         lines.append(f"{'repeated':8}{store.left_out['documents']:12,}{'left out':>16}{store.left_out['bytes']:16,}")
     if store.megabytes_per_second:
@@ -31,6 +38,13 @@ def table(store: data.Store) -> list[str]:
     if store.xz_bits_per_byte:
         lines.append(f"xz needs {store.xz_bits_per_byte:.3f} bits per byte of val, having seen train")
     return [*lines, f"in {store.folder}"]
+
+
+def unknown(split: Split, unk: int | None) -> float:
+    """The share of unknown tokens, in `SAMPLES` stretches from all over a large split, else in all of it."""
+    step = max(SAMPLED, split.n_tokens // SAMPLES)
+    found = [split.read(begin, begin + SAMPLED) == unk for begin in range(0, split.n_tokens, step)]
+    return sum(map(np.count_nonzero, found)) / max(1, sum(map(len, found)))
 
 
 def main() -> None:

@@ -123,4 +123,4 @@ class Layout:
         if bias is None:
             bias = torch.zeros((), dtype=dtype, device=allowed.device)
         mask = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
-        return mask.to(dtype), False
+        return mask.to(dtype, memory_format=torch.contiguous_format), False  # a table looked up is not: slow to add

@@ -1,9 +1,9 @@
 """Cross-entropy over a large vocabulary, as sums, without ever holding all the logits.
 
-The head runs on the target rows only, a chunk of them at a time. Where gradients are wanted they are taken at once, while
-the logits of the chunk are there, and kept until the backward pass asks for them: no logits are kept or computed twice,
-so memory grows with the chunk and not with the batch (as in Liger Kernel: Hsu et al. 2024, arXiv:2410.10989). The label
-smoothing is that of Szegedy et al. 2015 (arXiv:1512.00567), the z-loss that of PaLM (Chowdhery et al. 2022,
+The head runs on the target rows only, a chunk of them at a time. Where gradients are wanted they are taken at once,
+while the logits of the chunk are there, and kept until the backward pass asks for them: no logits are kept or computed
+twice, so memory grows with the chunk and not with the batch (as in Liger Kernel: Hsu et al. 2024, arXiv:2410.10989).
+The label smoothing is that of Szegedy et al. 2015 (arXiv:1512.00567), the z-loss that of PaLM (Chowdhery et al. 2022,
 arXiv:2204.02311).
 """
 
@@ -22,7 +22,7 @@ def cross_entropy(
     labels: Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    chunk: int = 2048,
+    chunk: int = 1024,
 ) -> dict[str, Tensor]:
     """Sums over the rows whose label is not -100.
 

@@ -4,10 +4,15 @@ Every interval counts optimizer steps, since one batch of the train loader is on
 `conf/callbacks/`; Lightning calls a `Checkpoint` after all others, so what they keep is in the file it writes.
 """
 
-from .closing import LastValidation
+from .closing import FirstValidation, LastValidation
+from .guards import Guard
 from .metrics import Metrics
 from .progress import Progress
 from .saving import AtomicIO, Checkpoints, Preemption
 from .tracking import Wandb
+from .trial import LargestMicroBatch
 
-__all__ = ["AtomicIO", "Checkpoints", "LastValidation", "Metrics", "Preemption", "Progress", "Wandb"]
+__all__ = [
+    "AtomicIO", "Checkpoints", "FirstValidation", "Guard", "LargestMicroBatch", "LastValidation", "Metrics",
+    "Preemption", "Progress", "Wandb",
+]  # fmt: skip

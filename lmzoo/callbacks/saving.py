@@ -3,22 +3,39 @@
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.checkpoint import CheckpointException
 
-from ..checkpoint import link, names, read, remove, write
+from ..checkpoint import link, names, read, remove, write, write_shares
+from ..errors import UserError
 from .steps import last_step, validation_due
+
+LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error")
 
 
 class AtomicIO(TorchCheckpointIO):
-    """Lightning's reading and writing of checkpoints through `lmzoo.checkpoint`: one move, sha256, plain types only."""
+    """Lightning's reading and writing of checkpoints through `lmzoo.checkpoint`: one move, sha256, plain types only.
+
+    `sharded`: all ranks write, each its share. A disk that refuses is no error here, but is left in `failure`.
+    """
+
+    def __init__(self, sharded: bool = False):
+        self.sharded = sharded
+        self.failure = ""
 
     def save_checkpoint(self, checkpoint: dict, path: str | Path, storage_options: object = None) -> None:
-        write(checkpoint, path)
+        self.failure = ""
+        try:
+            (write_shares if self.sharded else write)(checkpoint, path)
+        except (OSError, CheckpointException) as error:
+            self.failure = reason(error)
 
     def load_checkpoint(self, path: str | Path, map_location: object = "cpu", weights_only: bool | None = True) -> dict:
         return read(path, map_location)
@@ -27,35 +44,60 @@ class AtomicIO(TorchCheckpointIO):
         remove(path)
 
 
+def reason(error: BaseException) -> str:
+    """Why a checkpoint could not be written, in a line; of several ranks the first one's reason."""
+    failures = [failure[0] for failure in getattr(error, "failures", {}).values()]
+    return next(iter(str(failures[0] if failures else error).splitlines()), type(error).__name__)
+
+
 class Checkpoints(Checkpoint):
-    """`step-000100.ckpt` every so many steps and at the end, `last.ckpt` for the newest, `best-000100-2.34567.ckpt`.
+    """`step-000100.ckpt` every so often and at the end, `last.ckpt` for the newest, `best-000100-2.34567.ckpt`.
 
     A step where validation is due is saved after it, so that the resumed run has the metric too. A best file holds
-    the weights that gave the `monitor` in its name (lower is better). `last` and `best` are further names of one file.
+    the weights that gave the `monitor` in its name. `last` and `best` are further names of one file. Where the disk
+    refuses a file, the earlier ones stay, a warning says so and the run goes on, unless it was the run's last.
 
     Args:
         folder: where they go.
-        every_n_steps: interval in optimizer steps; None: at the end only.
+        every_n_steps: interval in optimizer steps; None: no such interval.
+        every_minutes: the longest time between two of them, to the end of a step; None: no such interval.
         keep_last: how many of the newest `step-` files stay.
         keep_best: how many of the best stay.
-        monitor: the metric of validation, lower is better.
+        monitor: a metric of validation; less is better of a loss, perplexity, error or bits, else more.
     """
 
     def __init__(
         self,
         folder: str | Path,
         every_n_steps: int | None = None,
+        every_minutes: float | None = None,
         keep_last: int = 1,
         keep_best: int = 1,
         monitor: str = "val/loss",
     ):
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
+        self.every_minutes = every_minutes
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.monitor = monitor
+        self.sign = 1 if LOWER_IS_BETTER.search(monitor) else -1
+        self.overdue = self.failing = False
+
+    def state_dict(self) -> dict:
+        return {"monitor": self.monitor}
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        if self.keep_best and state_dict.get("monitor", self.monitor) != self.monitor:
+            raise UserError(f"checkpoint.monitor={self.monitor}: this run's best are by {state_dict['monitor']}")
+
+    def on_train_start(self, *_: object) -> None:
+        self.saved = time.monotonic()
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        if self.every_minutes:
+            late = time.monotonic() - self.saved >= 60 * self.every_minutes
+            self.overdue = trainer.strategy.reduce_boolean_decision(late, all=False)
         stopping = trainer.should_stop  # someone may be about to kill the run: save now, and again after validation
         if self._due(trainer) and (stopping or not validation_due(trainer)):
             self.save(trainer)
@@ -63,39 +105,66 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, *_: object) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        if self.keep_best and self.monitor not in trainer.callback_metrics:
+            known = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
+            raise UserError(f"checkpoint.monitor={self.monitor}: validation has {known or 'no metrics'}")
         score = trainer.callback_metrics.get(self.monitor)
         best = score is not None and self._is_best(trainer, float(score))
         if best or self._due(trainer):
             self.save(trainer, float(score) if best else None)
 
     def save(self, trainer: Trainer, score: float | None = None) -> None:
-        """Writes this step's file under its names, the best's where a `score` is given; to be called on all ranks."""
-        step = trainer.global_step
-        own = [f"step-{step:06d}.ckpt"] if self._due(trainer) else []
-        own += [] if score is None else [f"best-{step:06d}-{score:.6g}.ckpt"]
+        """Writes this step's file under its names, the best's where a `score` is given; to be called on all ranks.
+
+        Weights that are not finite get no file, which would take the place of a good one.
+        """
+        finite = all(weight.isfinite().all() for weight in trainer.lightning_module.parameters())
+        if not trainer.strategy.reduce_boolean_decision(finite):
+            rank_zero_warn(f"step {trainer.global_step} is not saved: its weights are not finite")
+            return
+        step, io = trainer.global_step, trainer.strategy.checkpoint_io
+        own = [] if score is None else [f"best-{step:06d}-{score:.6g}.ckpt"]  # first: a run that is killed and goes on
+        own += [f"step-{step:06d}.ckpt"] if self._due(trainer) else []  # from this step does not validate it again
         trainer.save_checkpoint(self.folder / own[0], weights_only=False)
-        if trainer.is_global_zero:
-            for name in [*own[1:], "last.ckpt"]:
-                link(self.folder / own[0], name)
-            self._prune()
-        trainer.strategy.barrier("lmzoo.Checkpoints.save")
+        if trainer.is_global_zero and not io.failure:
+            try:
+                for name in [*own[1:], "last.ckpt"]:
+                    link(self.folder / own[0], name)
+                self._prune()
+            except OSError as error:
+                io.failure = reason(error)
+        failure = trainer.strategy.broadcast(io.failure)  # the other ranks wait until all is done
+        if failure and last_step(trainer):
+            raise UserError(f"{self.folder / own[0]}: the run's last checkpoint could not be written ({failure}); "
+                            "make room and go on from the one before it")
+        if failure and not self.failing:
+            rank_zero_warn(f"{self.folder / own[0]} could not be written ({failure}): the earlier ones stay, the run "
+                           "goes on, and tries again when the next is due")
+        self.failing, self.overdue, self.saved = bool(failure), False, time.monotonic()
+
+    def best(self) -> Path | None:
+        """The best file of the run so far."""
+        return next((self.folder / name for name in self._best()), None)
 
     def _due(self, trainer: Trainer) -> bool:
-        return last_step(trainer) or bool(self.every_n_steps) and trainer.global_step % self.every_n_steps == 0
+        by_steps = bool(self.every_n_steps) and trainer.global_step % self.every_n_steps == 0
+        return last_step(trainer) or self.overdue or by_steps
 
     def _is_best(self, trainer: Trainer, score: float) -> bool:
         """Rank 0's answer, since it alone need see the folder."""
         kept = self._best()[: self.keep_best]
-        best = self.keep_best > 0 and (len(kept) < self.keep_best or score < _score(kept[-1])) and score == score
+        room = len(kept) < self.keep_best
+        best = score == score and (room or bool(kept) and self.sign * score < self.sign * _score(kept[-1]))
         return trainer.strategy.broadcast(best)
 
     def _best(self) -> list[str]:
         """Names of the best files, best first."""
-        return sorted((name for name in names(self.folder) if name.startswith("best-")), key=_score)
+        found = (name for name in names(self.folder) if name.startswith("best-"))
+        return sorted(found, key=lambda name: self.sign * _score(name))
 
     def _prune(self) -> None:
         steps = [name for name in names(self.folder) if name.startswith("step-")]
-        for name in steps[: len(steps) - self.keep_last] + self._best()[self.keep_best :]:
+        for name in steps[: max(0, len(steps) - self.keep_last)] + self._best()[self.keep_best :]:
             remove(self.folder / name)
 
 
@@ -106,13 +175,15 @@ def _score(name: str) -> float:
 class Preemption(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C the step is finished and saved, then training stops; `preempted` tells the command
     to exit with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough.
+
+    SIGUSR1 says that time is up, and tells the command to `requeue` its job; whoever sends another wants it gone.
     """
 
     exit_code = 75  # EX_TEMPFAIL
 
     def __init__(self):
-        self.preempted = False
-        self._asked = False
+        self.preempted = self.requeue = False
+        self._asked = 0
         self._earlier: dict[int, object] = {}
 
     def on_train_start(self, trainer: Trainer, *_: object) -> None:
@@ -124,11 +195,11 @@ class Preemption(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         asked = torch.tensor(float(self._asked), device=trainer.strategy.root_device)
-        if not trainer.strategy.reduce(asked, reduce_op="sum") > 0:
+        if not (asked := trainer.strategy.reduce(asked, reduce_op="max")) > 0:
             return
         if not validation_due(trainer):
             trainer.limit_val_batches = 0  # stopping would bring on a validation that the whole run does not have
-        self.preempted = True
+        self.preempted, self.requeue = True, bool(asked > 1)
         trainer.should_stop = True
 
     def on_train_end(self, *_: object) -> None:
@@ -138,7 +209,7 @@ class Preemption(Callback):
         self._restore()
 
     def _ask(self, number: int, *_: object) -> None:
-        self._asked = True
+        self._asked = max(self._asked, 2 if number == getattr(signal, "SIGUSR1", None) else 1)
         if number == signal.SIGINT:  # a second Ctrl-C does not wait
             signal.signal(number, self._earlier.pop(number))
 

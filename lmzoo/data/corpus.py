@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from ..errors import UserError
-from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened
+from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened, stat
 
 PIECE_MB = 16  # of an uncompressed file that are read at one go
-LONGEST = 4_000_000  # characters: a longer text comes in parts of about that length
+LONGEST = 500_000  # characters: a longer text comes in parts of about that length
 
 
 class Document(NamedTuple):
@@ -91,15 +91,23 @@ def stripped(fragments: Iterable[str], file: str) -> Iterator[Document]:
         yield Document("".join(held).rstrip())
 
 
-def class_name(value) -> str | None:
-    """The name of a class: a text, or a number or truth value as JSON writes it; None for null and ""."""
+def class_name(value, asked_for: bool = True) -> str | None:
+    """The name of a class: a text, or a number or truth value as JSON writes it; None for null and "".
+
+    Any other value is refused if the user has `asked_for` its column, else it is no label either.
+    """
     if value is None or value == "":
         return None
-    if isinstance(value, str):
-        return _storable(value, "label")
-    if isinstance(value, bool | int | float) and value == value:
-        return json.dumps(value)
-    raise ValueError(f"the label {value!r:.50} is not a text, a number, true or false")
+    try:
+        if isinstance(value, str):
+            return _storable(value, "label")
+        if isinstance(value, bool | int | float) and value == value:
+            return json.dumps(value)
+        raise ValueError(f"the label {value!r:.50} is not a text, a number, true or false")
+    except ValueError:
+        if asked_for:
+            raise
+        return None
 
 
 def _storable(text: str, what: str) -> str:
@@ -120,7 +128,7 @@ class TextFiles(Reader):
     def pieces(self, path: str | list[str] | None) -> list[Piece]:
         found = []
         for file in files(path):
-            size = file.stat().st_size
+            size = stat(file).st_size
             step = round(PIECE_MB * 1e6) if self.splittable and file.suffix.lower() not in COMPRESSED else size
             found += [Piece(str(file), begin, begin + step, step) for begin in range(0, size - step, step)]
             begin = (size - 1) // step * step
@@ -180,8 +188,8 @@ class Jsonl(TextFiles):
     """JSON lines: one object a line, which needs its own memory; blank lines are passed over.
 
     `field` holds the text ("text" if not given; "a.b" looks into nested objects). `label_column` holds the class; if it
-    is not given and the objects have "label", that is it; null or "" is no label. An empty text is a document; an
-    escaped NUL is a character.
+    is not given and the objects have "label", that is it, where it can be a class; null or "" is no label. An empty
+    text is a document; an escaped NUL is a character.
     """
 
     field: str | None = None
@@ -211,7 +219,7 @@ class Jsonl(TextFiles):
         if not isinstance(text, str):
             raise ValueError(f"data.field={name} is not text but {type(text).__name__}")
         label = _field(record, self.label_column, "data.label_column") if self.label_column else record.get("label")
-        return Document(_storable(text, "text"), class_name(label))
+        return Document(_storable(text, "text"), class_name(label, bool(self.label_column)))
 
 
 def _field(record: dict, name: str, word: str):
@@ -257,6 +265,8 @@ class Csv(TextFiles):
     def documents(self, stream: BinaryIO, piece: Piece) -> Iterator[Document]:
         rows = self._rows(stream, piece)
         _, names = next(rows, (1, []))
+        if not names:
+            return
         text, label = map(lambda name: name and names.index(name),
                           columns(piece.file, names, self.text_column, self.label_column))
         for number, row in rows:

@@ -56,8 +56,16 @@ class DataModule(LightningDataModule):
 
     def n_evaluated(self, split: str) -> int:
         """Rows of a split that its evaluation reads."""
-        limit = self.limits.get(split)
-        return min(self.n_rows(split), limit * self.batch_size) if limit else self.n_rows(split)
+        return sum(self._evaluated(split).values())
+
+    def _evaluated(self, split: str) -> dict[str | None, int]:
+        """How many rows of each source of a split its evaluation reads."""
+        sources, limit = self.rows[split].sources if split in self.rows else {}, self.limits.get(split)
+        return {name: min(len(rows), limit * self.batch_size) if limit else len(rows) for name, rows in sources.items()}
+
+    def evaluated(self, split: str) -> list[str | None]:
+        """The sources whose metrics an evaluation tells apart, in the order of its loaders; of other data one, None."""
+        return list(self._evaluated(split))
 
     def n_tokens(self, split: str) -> int:
         """All tokens of a split, bos and eos included."""
@@ -115,10 +123,10 @@ class DataModule(LightningDataModule):
         """Whether the rows of a forward are still to be found by trying, and said as `decided`."""
         return self.automatic and self.decided is None
 
-    def state_dict(self) -> dict[str, int | None]:
-        return {"decided": self.decided}
+    def state_dict(self) -> dict[str, int]:
+        return {"decided": self.decided} if self.decided else {}
 
-    def load_state_dict(self, state: dict[str, int | None]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.decided = state["decided"]  # another number of rows would be another run
 
     def longest(self, n: int) -> dict:
@@ -151,7 +159,9 @@ class DataModule(LightningDataModule):
         return self._evaluation("test")
 
     def _evaluation(self, split: str) -> RowLoader | list:
-        if split not in self.rows:
-            return []
-        batches = Batches(self.n_evaluated(split), self.micro_batch_size, *self._ranks)
-        return RowLoader(self._dataset(split), batches, self.num_workers)
+        loaders, first = [], 0
+        for name, n in self._evaluated(split).items():
+            batches = Batches(n, self.micro_batch_size, *self._ranks, first)
+            loaders.append(RowLoader(self._dataset(split), batches, self.num_workers))
+            first += len(self.rows[split].sources[name])
+        return loaders[0] if len(loaders) == 1 else loaders

@@ -7,6 +7,7 @@ A source goes through its own epochs: its k-th row is of epoch k // n, which is 
 """
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from .shards import SPLITS, Split, Store
 from .sources import Source
 
 BLOCK = 1024  # rows in which the shares are exact
+OF_A_SOURCE = re.compile(r"(?<![^\s(])data\.(?=(?:\w+_)?(?:path|column|fraction|field|name|config|reader)\b)")
 
 
 def nodes(data: Mapping) -> dict[str, Mapping]:
@@ -35,7 +37,10 @@ def nodes(data: Mapping) -> dict[str, Mapping]:
 
 def prepare(config: Mapping, tokenizer: Tokenizer, split: str | None = None,
             labels: list[str] | None = None) -> "Store | Mixture":
-    """The token store of a run, as `preparation.prepare`, or those of a mixture's sources."""
+    """The token store of a run, as `preparation.prepare`, or those of a mixture's sources.
+
+    Each source is a store of its own: what `deduplicate` leaves out has come before in the same source.
+    """
     sources, stores = nodes(config["data"]), {}
     if not sources:
         return preparation.prepare(config, tokenizer, split, labels)
@@ -57,11 +62,12 @@ def texts(data: Mapping) -> "Source | Texts":
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Let a user's mistake say of which source it is."""
+    """Let a user's mistake say of which source it is, in the words of the command line."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"data.sources.{source}: {error}") from None
+        named = OF_A_SOURCE.sub(f"data.sources.{source}.", str(error))
+        raise UserError(named if named != str(error) else f"data.sources.{source}: {error}") from None
 
 
 class Texts:

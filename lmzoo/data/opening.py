@@ -11,10 +11,12 @@ import gzip
 import importlib
 import io
 import lzma
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -36,31 +38,61 @@ class Piece(NamedTuple):
 def files(path: str | list[str] | None, word: str = "data.path") -> list[Path]:
     """The files that `path` means, sorted, each once: a file, every file below a folder, a glob, or a list of those.
 
-    Hidden files and folders are passed over. Raises `UserError` if a path matches nothing or a file is empty.
+    They keep the names that the user gave: a link is known by its own name, not by that of what it leads to. Hidden
+    files and folders are passed over. Raises `UserError` if a path matches nothing, a folder cannot be read, a link
+    leads nowhere or a file is empty.
     """
     if not path:
         raise UserError(f"{word} is not set: give a file, a folder, a glob such as 'books/*.txt', or a list of them")
-    found: dict[Path, None] = {}
+    found: dict[str, str] = {}  # by what it leads to
     for one in [path] if isinstance(path, str | Path) else path:
-        here = Path(one).expanduser()
-        if here.is_dir():
-            matches = [file for file in here.rglob("*") if _visible(file.relative_to(here))]
-        elif here.exists():
-            matches = [here]
-        else:
-            matches = [Path(match) for match in glob.glob(str(here), recursive=True)]
-        matches = sorted(match.resolve() for match in matches if match.is_file())
+        here = Path(one).expanduser().absolute()
+        try:
+            if here.is_dir():
+                matches = list(_below(str(here), os.path.realpath(here), set()))
+            else:
+                named = [here] if here.exists() else sorted(map(Path, glob.glob(str(here), recursive=True)))
+                matches = [(os.path.realpath(match), str(match)) for match in named if _is_file(match)]
+        except OSError as error:
+            raise UserError(f"{word}: {error.filename} cannot be read: {error.strerror}") from error
         if not matches:
             raise UserError(f"{word}={one} matches no file (the current folder is {Path.cwd()})")
-        found.update(dict.fromkeys(matches))
-    for file in found:
-        if file.stat().st_size == 0:
+        for target, match in matches:
+            found.setdefault(target, match)
+    for file in found.values():
+        if stat(file).st_size == 0:
             raise UserError(f"{word}: {file} is empty: remove it or leave it out")
-    return list(found)
+    return list(map(Path, found.values()))
 
 
-def _visible(path: Path) -> bool:
-    return not any(part.startswith(".") for part in path.parts)
+def _below(folder: str, target: str, seen: set[str]) -> Iterator[tuple[str, str]]:
+    """(what it leads to, path) of every file below a folder, which leads to `target`; links to folders are followed."""
+    if target in seen:
+        return
+    seen.add(target)
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=attrgetter("name")):
+            if entry.name.startswith("."):
+                continue
+            inner = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(target, entry.name)
+            if entry.is_dir():
+                yield from _below(entry.path, inner, seen)
+            elif _is_file(entry.path):
+                yield inner, entry.path
+
+
+def _is_file(path: str | Path) -> bool:
+    if os.path.islink(path) and not os.path.exists(path):
+        raise UserError(f"{path} is a link that leads nowhere: mend it or leave it out")
+    return os.path.isfile(path)
+
+
+def stat(file: str | Path) -> os.stat_result:
+    """What the system says of a file, which may be gone since it was listed."""
+    try:
+        return os.stat(file)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def imported(module: str):
@@ -75,7 +107,48 @@ def _open_zst(file: Path) -> BinaryIO:
     return io.BufferedReader(imported("pyarrow").input_stream(str(file), compression="zstd"))
 
 
-COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zst}
+class Streams(io.RawIOBase):
+    """The text of a `.bz2` or `.xz`, which may be several streams one after the other, with zeros behind them.
+
+    `bz2.open` and `lzma.open` take a stream whose head is damaged for the end of the file; here it is an error.
+    """
+
+    def __init__(self, file: Path, decompressor: Callable):
+        self._file, self._decompressor, self._current = file.open("rb"), decompressor, decompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: memoryview) -> int:
+        while True:
+            raw = b""
+            if self._current.eof:
+                raw = self._current.unused_data.lstrip(b"\0")
+                while not raw and (more := self._file.read(CHUNK)):
+                    raw = more.lstrip(b"\0")
+                if not raw:
+                    return 0
+                self._current = self._decompressor()
+            elif self._current.needs_input and not (raw := self._file.read(CHUNK)):
+                raise EOFError("its end is missing")
+            if text := self._current.decompress(raw, len(buffer)):
+                buffer[:len(text)] = text
+                return len(text)
+
+
+def _open_bz2(file: Path) -> BinaryIO:
+    return io.BufferedReader(Streams(file, bz2.BZ2Decompressor), CHUNK)
+
+
+def _open_xz(file: Path) -> BinaryIO:
+    return io.BufferedReader(Streams(file, lzma.LZMADecompressor), CHUNK)
+
+
+COMPRESSED = {".gz": gzip.open, ".bz2": _open_bz2, ".xz": _open_xz, ".zst": _open_zst}
 
 
 def _open(file: Path) -> BinaryIO:
@@ -155,5 +228,3 @@ def line_number(piece: Piece, offset: int) -> int:
             offset -= len(line)
             number += line.endswith(b"\n")
         return number
-
-

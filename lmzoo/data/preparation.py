@@ -4,11 +4,11 @@ The store's folder is named by a hash of everything that went in (the files, the
 changed corpus never meets an old store and two runs with the same settings share one. It is built in a folder beside,
 under a lock, part of the source by part, and renamed when whole. A finished part carries a hash of what it was made
 from (stretches of files, with their sizes and times), so whatever stopped a preparation, the next one with the same
-settings goes on with it; also after a file was mended or has grown, which costs only the parts that read it.
+settings goes on with it; also after a file was mended or has grown, which costs only the parts that read it. What is
+damaged on the disk, a store, a part or a tokenizer, is made again, with a warning that names the file.
 """
 
 import hashlib
-import json
 import logging
 import lzma
 import os
@@ -25,16 +25,18 @@ import numpy as np
 from .. import tokenizer as tokenizers
 from ..errors import UserError
 from .bar import Progress
-from .cache import cache_dir, key, locked, write_whole
+from .cache import cache_dir, key, locked
 from .corpus import Document
 from .duplicates import DIGEST, mark, without
-from .shards import SPLITS, Store, write_meta
+from .shardfile import AGAIN
+from .shards import SPLITS, Store, open_shard, read_meta, write_meta
 from .sources import FORMAT, Source, plain
 from .workers import work
 
 DIGESTS, FIRST = "*.digests", "first"  # files that de-duplication leaves for a while
 HELD_OUT_MB = 1  # on which a new tokenizer is measured
 XZ_MB = 16  # larger corpora get no xz yardstick
+VERIFIED_MB = 256  # a store up to this size is read through when it is opened; of a larger one the headers are
 log = logging.getLogger(__name__)
 
 
@@ -60,15 +62,16 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
         return tokenizers.prepare(node, ())
     source = source or Source(data)
     kept = cache_dir(data) / "tokenizers" / f"{key(source.identity(), plain(node))}.json"
-    if not kept.exists():
+    if _fault(kept, read_meta) is not None:
         with locked(kept):
-            if not kept.exists():
+            if (fault := _fault(kept, read_meta)) is not None:
+                _warn(fault)
                 trained = tokenizers.prepare(node, source.sample(node["sample_mb"]))
-                write_whole(kept, trained.json)
+                write_meta(kept, {"tokenizer": trained.json})
                 if say:
                     measure = tokenizers.measure(trained, tokenizers.sample(source.held_out_texts(), HELD_OUT_MB))
                     say(f"tokenizer trained: {len(trained):,} tokens; on held-out text {measure}")
-    return tokenizers.load(kept, node.get("special"))
+    return tokenizers.Tokenizer(read_meta(kept)["tokenizer"], node.get("special"))
 
 
 def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
@@ -83,24 +86,42 @@ def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None 
     source, unique = Source(data), bool(data.get("deduplicate"))
     settings = [tokenizer.hash, split, labels, words, unique]
     folder = cache_dir(data) / "stores" / key(source.identity(), *settings)
-    if not (folder / "meta.json").exists():
+    if _fault(folder / "meta.json", _verify) is not None:
         partial = folder.with_name(f"{key(FORMAT, source.config, *settings)}.partial")
         with locked(folder), locked(partial):
-            if not (folder / "meta.json").exists():
+            if (fault := _fault(folder / "meta.json", _verify)) is not None:
+                _warn(fault)
                 Preparation(partial, source, tokenizer, split, labels, words).run(data.get("processes"), unique)
                 shutil.rmtree(folder, ignore_errors=True)
                 partial.rename(folder)
-                _say(Store(folder))
+                if (left_out := Store(folder).left_out)["documents"]:
+                    log.warning("%s: left out %s documents (%s bytes) whose text had come before in it",
+                                source.title, f"{left_out['documents']:,}", f"{left_out['bytes']:,}")
     store = Store(folder)
     store.require(tokenizer)
-    store.verify(bodies=False)
     return store
 
 
-def _say(store: Store) -> None:
-    if store.left_out["documents"]:
-        log.warning("left out %s documents (%s bytes) whose text had come before", f"{store.left_out['documents']:,}",
-                    f"{store.left_out['bytes']:,}")
+def _fault(file: Path, verify: Callable[[Path], object]) -> str | None:
+    """What `verify` finds wrong with a file of the cache: "" if it isn't there, None if nothing is."""
+    if not file.exists():
+        return ""
+    try:
+        verify(file)
+    except UserError as error:
+        return str(error).removesuffix(f": {AGAIN}")
+    return None
+
+
+def _verify(meta: Path) -> None:
+    """Look through a store: one of `VERIFIED_MB` at most to the last byte."""
+    size = sum(file.stat().st_size for file in meta.parent.glob("*.shard"))
+    Store(meta.parent).verify(bodies=size <= VERIFIED_MB * 1e6)
+
+
+def _warn(fault: str) -> None:
+    if fault:
+        log.warning("%s: it is made again", fault)
 
 
 class Preparation:
@@ -124,6 +145,8 @@ class Preparation:
         self.folder.mkdir(parents=True, exist_ok=True)
         first = self._first_of_equals() if unique else None
         jobs = [self._job("tokenise", number, first) for number in range(len(self.parts))]
+        for job in jobs:
+            self._check(job)
         self._clear(jobs, DIGESTS, FIRST)
         try:
             began = time.monotonic()
@@ -156,6 +179,15 @@ class Preparation:
         sizes = (file.stat().st_size // DIGEST.itemsize for file in files)
         return [str(self.folder / FIRST), list(accumulate(sizes, initial=0))]
 
+    def _check(self, job: dict) -> None:
+        """Take the record of a finished part away if its shards are not what it says."""
+        try:
+            for told in (_record(job) or {"shards": {}})["shards"].values():
+                open_shard(self.folder, told, self.tokenizer.hash, verify=True)
+        except UserError as error:
+            _warn(str(error).removesuffix(f": {AGAIN}"))
+            Path(job["target"]).unlink()
+
     def _clear(self, jobs: list[dict], *others: str) -> None:
         """Remove all but `others` and what finished parts wrote: torn files, parts of a source that has changed."""
         records = {Path(job["target"]).name: record for job in jobs if (record := _record(job))}
@@ -175,12 +207,14 @@ class Preparation:
         """What `meta.json` says. Raises `UserError` if there is nothing to train on, or nothing at all."""
         splits = {name: [record["shards"][name] for record in records if name in record["shards"]] for name in SPLITS}
         splits = {name: shards for name, shards in splits.items() if shards}
-        path = f"data.path={self.source.config['path']}"
+        path = self.source.title
         if not splits:
             raise UserError(f"{path} holds no documents" + f" for the {self.split} split" * bool(self.split))
         if not self.split and "train" not in splits:
-            raise UserError(f"data.val_fraction={self.source.config['val_fraction']} leaves no document of {path} to "
-                            "train on")
+            n = sum(shard["documents"] for shards in splits.values() for shard in shards)
+            raise UserError(f"{path}: its text is all held out for validation, none is left to train on ({n} "
+                            f"document{'s' * (n != 1)}; equal ones go the same way): set data.val_path, or "
+                            "data.val_fraction=0, or a finer data.reader.split")
         labels = {label for shards in splits.values() for shard in shards for label in shard["labels"]}
         left_out = sum((Counter(record["left_out"]) for record in records), Counter())
         return {"tokenizer": self.tokenizer.hash, "words": self.setting["words"],
@@ -217,7 +251,7 @@ def _marks(first: list) -> np.ndarray:
 def _record(job: dict) -> dict | None:
     """What a finished part wrote, if it was made from what this job would make it from."""
     try:
-        record = json.loads(Path(job["target"]).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        record = read_meta(Path(job["target"]))
+    except UserError:
         return None
     return record if record["key"] == job["key"] else None

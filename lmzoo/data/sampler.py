@@ -96,26 +96,27 @@ class Windows:
 
 
 class Batches:
-    """For validation and test: every row once, in order; of the batches rank r reads r, r + world, ...
+    """For validation and test: `n_rows` rows from `first` on, once and in order. Rank r reads batch r, r + world, ...
 
-    A rank beyond the last batch reads a filler, since no rank may be without one.
+    A rank that comes out short reads a filler, since all must run the same number of forwards.
     """
 
-    def __init__(self, n_rows: int, micro_batch_size: int, rank: int = 0, world: int = 1):
+    def __init__(self, n_rows: int, micro_batch_size: int, rank: int = 0, world: int = 1, first: int = 0):
         self.n_rows, self.micro_batch_size, self.rank, self.world = n_rows, micro_batch_size, rank, world
+        self.first = first
 
     def __len__(self) -> int:
-        return max(1, len(range(self.rank, -(-self.n_rows // self.micro_batch_size), self.world)))
+        return max(1, -(-self.n_rows // (self.micro_batch_size * self.world)))
 
     def __iter__(self) -> Iterator[Micro]:
         size = self.micro_batch_size
-        for number in range(self.rank, -(-self.n_rows // size), self.world):
-            yield self._batch(number, number * size, min((number + 1) * size, self.n_rows))
-        if self.rank >= -(-self.n_rows // size):
-            yield self._batch(self.rank, 0, min(size, self.n_rows), filler=True)
+        for number in range(self.rank, len(self) * self.world, self.world):
+            filler = number * size >= self.n_rows
+            begin = 0 if filler else number * size
+            yield self._batch(number, begin, min(begin + size, self.n_rows), filler)
 
     def _batch(self, number: int, begin: int, end: int, filler: bool = False) -> Micro:
-        return Micro(number, np.arange(begin, end), np.zeros(end - begin, np.int64), filler)
+        return Micro(number, self.first + np.arange(begin, end), np.zeros(end - begin, np.int64), filler)
 
 
 def split_batch(batch_size: int, micro_batch_size: int | None, world: int) -> int:

@@ -51,8 +51,7 @@ class Split:
 
     def _shard(self, number: int) -> Shard:
         if self._opened[number] is None:
-            told = self.shards[number]
-            self._opened[number] = Shard(self.folder / told["file"], self.tokenizer, told["tokens"], told["documents"])
+            self._opened[number] = open_shard(self.folder, self.shards[number], self.tokenizer)
         return self._opened[number]
 
     def _places(self, before: list[int], begin: int, end: int) -> Iterator[tuple[int, int, int]]:
@@ -149,20 +148,24 @@ class Store:
     def verify(self, bodies: bool = True) -> None:
         """Raise `UserError` if a shard is not what was written: its header and, with `bodies`, every byte of it."""
         for split in self._splits.values():
-            for number, shard in enumerate(split.shards):
-                split._shard(number)
-                if bodies and _sha256(self.folder / shard["file"]) != shard["sha256"]:
-                    raise UserError(f"{self.folder / shard['file']} is damaged (sha256): {AGAIN}")
+            for told in split.shards:
+                open_shard(self.folder, told, self.tokenizer, verify=bodies)
 
 
 def _split(folder: Path, name: str) -> Split:
     return Store(folder)[name]
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        stream.seek(HEADER_SIZE)
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def open_shard(folder: Path, told: dict, tokenizer: str, verify: bool = False) -> Shard:
+    """The shard of which a store, or the record of a part, has `told`; with `verify` every byte of it is compared."""
+    file = folder / told["file"]
+    shard = Shard(file, tokenizer, told["tokens"], told["documents"])
+    if verify:
+        with file.open("rb") as stream:
+            stream.seek(HEADER_SIZE)
+            if hashlib.file_digest(stream, "sha256").hexdigest() != told["sha256"]:
+                raise UserError(f"{file} is damaged (sha256): {AGAIN}")
+    return shard
 
 
 def read_meta(file: Path) -> dict:
@@ -182,5 +185,5 @@ def _checksum(meta: dict) -> int:
 
 
 def write_meta(file: Path, meta: dict) -> None:
-    """Make a folder of shards a store: the last file that is written, whole or not at all."""
+    """Make a folder of shards a store, or some shards a finished part: written last, whole or not at all."""
     write_whole(file, json.dumps(meta | {"checksum": _checksum(meta)}, indent=1))

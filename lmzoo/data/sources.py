@@ -6,17 +6,17 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
 from .cache import cache_dir, key, locked, write_whole
 from .corpus import Document
-from .opening import Piece, files
+from .opening import Piece, files, stat
 from .shards import SPLITS
 
-FORMAT = 2  # of stores and of what the readers yield: raise it when either changes
+FORMAT = 3  # of stores and of what the readers yield: raise it when either changes
 HASHED_MB = 64  # corpora up to this size are recognised by their content, larger ones by their files' sizes and times
 PART_MB, PARTS = (16, 512), 64  # a part is a 64th of the source, but no smaller or larger than this
 PATHS = {"path": "train", "val_path": "val", "test_path": "test"}
@@ -42,10 +42,16 @@ def fraction_of(text: str, use: bytes = b"split") -> float:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6, person=use).digest()) / (1 << 48)
 
 
-def stat(file: str | Path) -> list:
+def state(file: str | Path) -> list:
     """What changes whenever a file does: its path, size and times (nobody can set back the last)."""
-    found = os.stat(file)
+    found = stat(file)
     return [str(file), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+
+
+@cache
+def _sha256(file: str, *_) -> str:
+    """The hash of the content of a file in a `state`: tokenizer and store both ask for it."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 def _given(unit: Unit, document: Document) -> str | None:
@@ -70,12 +76,18 @@ class Source:
 
     def _units(self, word: str) -> list[Unit]:
         path = self.config[word]
-        found = [stat(file) for file in files(path, f"data.{word}")] if path else []
+        found = [state(file) for file in files(path, f"data.{word}")] if path else []
         if not hasattr(self.reader, "pieces"):  # a function: all at one go
             return [Unit(word, Piece(None, n_bytes=sum(size for _, size, *_ in found)), found)]
         known = {file[0]: file for file in found}
-        return [Unit(word, piece, [known.get(piece.file) or stat(piece.file)] if piece.file else [])
+        return [Unit(word, piece, [known.get(piece.file) or state(piece.file)] if piece.file else [])
                 for piece in self.reader.pieces(path)]
+
+    @property
+    def title(self) -> str:
+        """What the user calls it."""
+        name = self.config["reader"].get("name")
+        return f"data.name={name}" if name and not self.config["path"] else f"data.path={self.config['path']}"
 
     @property
     def n_bytes(self) -> int:
@@ -94,7 +106,7 @@ class Source:
         if sum(size for _, size, *_ in found.values()) > HASHED_MB * 1e6:
             return list(found.values())
         try:
-            return [[Path(file).name, hashlib.sha256(Path(file).read_bytes()).hexdigest()] for file in found]
+            return [[Path(file).name, _sha256(*of_file)] for file, of_file in found.items()]
         except OSError as error:
             raise UserError(f"data.{word}: {error.filename} cannot be read: {error.strerror}") from error
 
@@ -120,7 +132,7 @@ class Source:
         else:
             yield from self._carried()
         for file in unit.files:
-            if not Path(file[0]).exists() or stat(file[0]) != file:
+            if not Path(file[0]).exists() or state(file[0]) != file:
                 raise UserError(f"{file[0]} changed while it was being read: run again")
 
     def _carried(self) -> Iterator[Document]:
@@ -168,7 +180,9 @@ class Source:
 
     def held_out(self, split: str | None = None) -> float:
         """The hash below which a document is for validation: `val_fraction`, or more if it takes more to have one."""
-        fraction, path = self.config["val_fraction"], self.config["path"]
+        fraction = self.config["val_fraction"]
+        if not split:
+            self._check_apart()
         if not 0 <= fraction < 1:
             raise UserError(f"data.val_fraction={fraction} is not in [0, 1)")
         if not fraction or split or self.config["val_path"] or any(unit.piece.split == "val" for unit in self.units):
@@ -182,9 +196,18 @@ class Source:
                     return fraction
             inside = document.more
         if n < 2:
-            raise UserError(f"data.path={path} holds {n} document{'s' * (n != 1)}, so none can be held out for "
+            raise UserError(f"{self.title} holds {n} document{'s' * (n != 1)}, so none can be held out for "
                             "validation: set data.val_path, or data.val_fraction=0, or a finer data.reader.split")
         return max(fraction, smallest + 2**-48)
+
+    def _check_apart(self) -> None:
+        """Raise `UserError` if a file of `val_path` or `test_path` is one of `path`, too."""
+        trained_on = {os.path.realpath(file[0]) for unit in self.units if unit.word == "path" for file in unit.files}
+        for unit in self.units:
+            for file, *_ in unit.files:
+                if unit.word != "path" and os.path.realpath(file) in trained_on:
+                    raise UserError(f"data.{unit.word}: {file} is in data.path too, so it would be trained on: "
+                                    "leave it out of one of them")
 
     def sample(self, megabytes: float) -> Iterator[str]:
         """Training texts, about `megabytes` of them from all over the source: a hash of the text decides which."""

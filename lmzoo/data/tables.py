@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from ..errors import UserError
 from . import corpus
@@ -49,7 +51,7 @@ class Table(Reader):
                         raise ValueError(f"data.text_column={text} is not text but {type(value).__name__}")
                     if names and of_label is not None:
                         of_label = names[of_label] if of_label >= 0 else None
-                    document = Document(value, class_name(of_label), piece.split)
+                    document = Document(value, class_name(of_label, bool(self.label_column)), piece.split)
                 except ValueError as error:
                     raise UserError(f"{piece.file} row {row}: {error}") from error
                 yield from in_parts(document)
@@ -181,6 +183,20 @@ def _loaded(what: str, function: str, *args, **kwargs):
         raise UserError(f"{what} cannot be loaded: {_first_line(error)}") from error
 
 
+def _check_network() -> None:
+    """Where nothing answers at the Hub's address, let its library look into its cache at once: else it tries for half
+    a minute first."""
+    constants, settings = imported("huggingface_hub").constants, imported("datasets").config
+    try:
+        urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
+    except HTTPError:
+        pass  # an answer
+    except OSError as error:
+        log.warning("%s cannot be reached (%s): only what is in the cache of the Hub can be read", constants.ENDPOINT,
+                    getattr(error, "reason", error))
+        constants.HF_HUB_OFFLINE = settings.HF_HUB_OFFLINE = True
+
+
 @dataclass(frozen=True)
 class Hub(Saved):
     """A data set of the Hugging Face Hub by its `name` and `config`, or a local folder (`path`) laid out as one.
@@ -195,6 +211,7 @@ class Hub(Saved):
         if not (path or self.name):
             raise UserError("data.name is not set: give a data set of the Hub, or a local one as data.path")
         if not path:
+            _check_network()
             return _loaded(f"data.name={self.name}", "load_dataset", self.name, self.config, keep_in_memory=False)
         config = None if self.name else self.config  # a folder beside a named data set (data.val_path) has its own
         return _loaded(f"data.path={path}", "load_dataset", str(Path(path).expanduser()), config, keep_in_memory=False)

@@ -23,11 +23,11 @@ import numpy as np
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
-from .cache import write_whole
 from .corpus import Document
 from .duplicates import digests, without
 from .opening import Piece
 from .shardfile import ShardWriter
+from .shards import write_meta
 from .sources import Source, Unit
 
 FEW = 3  # parts that one process, with a thread a core, does before several have started and shared them out
@@ -90,7 +90,7 @@ class Workshop:
                 batch, size = [], 0
         write()
         shards = {name: writer.close() for name, writer in writers.items()}
-        write_whole(Path(job["target"]), json.dumps({"key": job["key"], "shards": shards, "left_out": left_out}))
+        write_meta(Path(job["target"]), {"key": job["key"], "shards": shards, "left_out": left_out})
 
     def _encoded(self, texts: list[str]) -> Iterable[tuple[list[int], list[bool] | None]]:
         if self.setting["words"]:

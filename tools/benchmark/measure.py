@@ -32,6 +32,8 @@ class Row:
     peak_memory_mb: float | None = None
     seconds: tuple[float, float, float] | None = None
     disk_mb: float | None = None
+    first_s: float | None = None  # until the first step was done
+    mfu: float | None = None
     note: str = ""
 
     def record(self) -> dict:
@@ -43,6 +45,8 @@ class Row:
         numbers += ["{:.3g} s [{:.3g} - {:.3g}]".format(*self.seconds)] if self.seconds else []
         numbers += [f"{self.peak_memory_mb:,.0f} MB of memory"] if self.peak_memory_mb else []
         numbers += [f"{self.disk_mb:,.1f} MB of disk"] if self.disk_mb else []
+        numbers += [f"MFU {self.mfu:.1%}"] if self.mfu else []
+        numbers += [f"first after {self.first_s:.1f} s"] if self.first_s else []
         return f"{self.what:<10} {self.arm:<38} {'  '.join([*numbers, self.note])}"
 
 

@@ -1,0 +1,70 @@
+"""A checkpoint as a folder to which each rank writes its share: torch.distributed.checkpoint, and beside it the rest.
+
+What is spread over ranks is the net's weights and the optimizer's moments; they lie in the folder under the names that
+`tensors` gives them. All else is small, and is one file, REST. Any number of ranks reads the folder, none included.
+"""
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+REST = "rest.pt"
+
+
+def tensors(state: dict) -> dict[str, Tensor]:
+    """{name in a folder: tensor} of the weights, `weights/KEY`, and the moments, `moments/OPTIMIZER/NUMBER/KIND`."""
+    found = {f"weights/{key}": weight for key, weight in state["state_dict"].items()}
+    for i, optimizer in enumerate(state["optimizer_states"]):
+        for number, moments in optimizer["state"].items():
+            found |= {f"moments/{i}/{number}/{kind}": value for kind, value in moments.items()}
+    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def put(state: dict, name: str, tensor: Tensor) -> None:
+    """Set the tensor of this name in `state`."""
+    kind, _, key = name.partition("/")
+    if kind == "weights":
+        state["state_dict"][key] = tensor
+    else:
+        i, number, moment = key.split("/")
+        state["optimizer_states"][int(i)]["state"].setdefault(int(number), {})[moment] = tensor
+
+
+def rest(state: dict) -> dict:
+    """A copy of `state` without its `tensors`."""
+    optimizers = [
+        optimizer | {"state": {number: {kind: value for kind, value in moments.items() if not isinstance(value, Tensor)}
+                               for number, moments in optimizer["state"].items()}}
+        for optimizer in state["optimizer_states"]
+    ]  # fmt: skip
+    return state | {"state_dict": {}, "optimizer_states": optimizers}
+
+
+def save(state: dict, folder: Path) -> None:
+    """Write `state` to a `folder` that is not there yet; called on all ranks; it fails on all, or on the first."""
+    dcp.save(tensors(state), checkpoint_id=folder, no_dist=not dist.is_initialized())
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        with open(folder / REST, "wb") as file:
+            torch.save(rest(state), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def load(folder: Path, empty: Callable[[str, torch.Size, torch.dtype], Tensor] | None = None) -> dict:
+    """What `save` wrote. `empty(name, shape, dtype)`: a tensor to fill, called on all ranks; None: whole ones, here."""
+    state = torch.load(folder / REST, map_location="cpu", weights_only=True)
+    listed = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    make = empty or (lambda _, shape, dtype: torch.empty(shape, dtype=dtype))
+    found = {name: make(name, about.size, about.properties.dtype) for name, about in listed.items()}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(found, checkpoint_id=folder, no_dist=empty is None)
+    for name, tensor in found.items():
+        put(state, name, tensor)
+    return state

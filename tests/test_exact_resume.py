@@ -1,0 +1,120 @@
+"""A run that was stopped and resumed is the run that was not, bit for bit, whatever it is made of (BEHAVIOUR 31, 32).
+
+Epochs are of a few steps, each with a checkpoint, so that runs are resumed in the first, at its end and in the second.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import lmzoo
+import tiny_run
+from lmzoo import plan
+from tiny_run import TASKS, digest, rows, spoken
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lean():
+    """Without the pass that a plan measures, the picture, and what a net shows at the end: none of them trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "MEASURED_SECONDS", 0.0)
+        patch.setattr("lmzoo.callbacks.metrics.draw", lambda *_, **__: None)
+        patch.setattr("lmzoo.train.learned", lambda task: "")
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return tiny_run.texts(tmp_path_factory.mktemp("texts"))
+
+
+def resume(whole, folder, step, *more):
+    """Go on with a copy of the run as it was after a step, after somebody else has drawn random numbers."""
+    shutil.copytree(whole, folder)
+    torch.manual_seed(step)
+    torch.rand(step)
+    lmzoo.fit(lmzoo.compose(f"ckpt={folder / 'checkpoints' / f'step-{step:06d}.ckpt'}", *more))
+
+
+CASES = {f"{task}, {n} micro-batches": (*words, f"data.micro_batch_size={8 // n}") for task, words in TASKS.items()
+         for n in (1, 4)}  # fmt: skip
+CASES |= {
+    "clm, 2 workers": (*TASKS["clm"], "data.micro_batch_size=4", "data.num_workers=2"),
+    "mixture": (*TASKS["clm"][:2], "data=mixture", "data.micro_batch_size=4"),
+    "mixture, 2 workers": (*TASKS["mlm"][:2], "data=mixture", "data.num_workers=2"),
+    "muon, isolated": (*TASKS["mlm"], "optim=muon", "data.packing=isolate"),
+    "adafactor": (*TASKS["clm"], "optim=adafactor"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bit_for_bit(texts, tmp_path, case):
+    """Resumed in the first epoch and in the second: the same weights, moments, losses, rates and rows."""
+    whole = tmp_path / "whole"
+    lmzoo.fit(lmzoo.compose(*spoken(texts, *CASES[case], f"run_dir={whole}")))
+    steps = [float(row["epoch"]) for row in rows(whole)]
+    assert steps[-1] > 1.5 and [int(row["step"]) for row in rows(whole)] == [2, 3, 4, 6, 8]
+    for step in (2, 7):
+        resume(whole, tmp_path / str(step), step)
+        assert digest(tmp_path / str(step)) == digest(whole)
+        assert rows(tmp_path / str(step)) == rows(whole)
+
+
+def test_workers_change_nothing(texts, tmp_path):
+    """And a digest tells runs apart: another seed has another."""
+    digests = []
+    for name, more in (("none", ()), ("two", ("data.num_workers=2",)), ("other", ("seed=1",))):
+        lmzoo.fit(lmzoo.compose(*spoken(texts, *TASKS["mlm"], f"run_dir={tmp_path / name}", *more)))
+        digests.append(digest(tmp_path / name))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["clm", "classification"])  # rows of one length, and of many
+def test_compiled(texts, tmp_path, task):
+    whole = tmp_path / "whole"
+    torch.compiler.reset()  # what an earlier run has left would be compiled already
+    lmzoo.fit(lmzoo.compose(*spoken(texts, *TASKS[task], f"run_dir={whole}", "compile=true")))
+    torch.compiler.reset()
+    resume(whole, tmp_path / "again", 3)
+    assert digest(tmp_path / "again") == digest(whole) and rows(tmp_path / "again") == rows(whole)
+
+
+DDP = ("trainer=ddp", "trainer.accelerator=cpu", "data.micro_batch_size=2")
+
+
+def command(*words):
+    done = subprocess.run([sys.executable, "-m", "lmzoo.train", *words], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def close(one, other):
+    """Whether the rows of two runs agree in all numbers to 1e-5; their counts are then equal."""
+    assert len(one) == len(other)
+    for ours, theirs in zip(one, other, strict=True):
+        found, wanted = ({name: float(cell) for name, cell in row.items() if cell} for row in (ours, theirs))
+        assert found == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*TASKS, "mixture"])
+def test_two_ranks(texts, tmp_path, case):
+    """Resumed as two: bit for bit. As one: the same order, losses to 1e-5, dropout on; and so if it was always one.
+
+    An epoch's last step has rows for one rank only: the other has no target.
+    """
+    words = (*TASKS["clm"][:2], "data=mixture") if case == "mixture" else TASKS[case]
+    command(*spoken(texts, *words, f"run_dir={tmp_path / 'whole'}", *DDP))
+    shutil.copytree(tmp_path / "whole", tmp_path / "two")
+    command(f"ckpt={tmp_path / 'two' / 'checkpoints' / 'step-000005.ckpt'}")
+    assert digest(tmp_path / "two") == digest(tmp_path / "whole")
+    assert rows(tmp_path / "two") == rows(tmp_path / "whole")
+    resume(tmp_path / "whole", tmp_path / "one", 2, "trainer.strategy=auto", "trainer.devices=1")
+    close(rows(tmp_path / "one"), rows(tmp_path / "whole"))
+    alone = spoken(texts, *words, f"run_dir={tmp_path / 'alone'}", "data.micro_batch_size=2")
+    lmzoo.fit(lmzoo.compose(*alone))
+    close(rows(tmp_path / "alone"), rows(tmp_path / "whole"))

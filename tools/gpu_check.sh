@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Everything that only a CUDA machine can tell, within 8 minutes: tools/gpu_check.sh [FOLDER for what it measures]
+# Not run on a GPU yet: written and held together on a CPU, where it skips the tests and says so.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-gpu_check}
+mkdir -p "$out"
+export LMZOO_CACHE=${LMZOO_CACHE:-$out/cache} TOKENIZERS_PARALLELISM=false
+
+part() {  # part SECONDS NAME COMMAND...: one check, its output kept, its verdict on one line
+    local seconds=$1 name=$2 begin=$SECONDS
+    shift 2
+    timeout "$seconds" "$@" >"$out/$name.txt" 2>&1
+    local code=$?
+    printf '%-12s %s after %d s\n' "$name" "$([ $code = 0 ] && echo passed || echo "FAILED with code $code")" $((SECONDS - begin))
+    tail -n "${LINES_SHOWN:-4}" "$out/$name.txt"
+    return $code
+}
+
+failed=0
+nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader || echo "no CUDA device: tests marked gpu are skipped"
+
+# Tests marked gpu: kernels beside each other in outputs and gradients, precision, checkpoints, memory.
+part 120 tests python -m pytest -n 0 -q -m gpu tests || failed=1
+
+# Which kernel PyTorch takes for plain rows (flash), for documents that see only themselves, and what each costs.
+part 45 attention python - <<'PYTHON' || failed=1
+import torch
+from torch.nn.functional import scaled_dot_product_attention as attend
+from torch.profiler import ProfilerActivity, profile
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+n = 1024 if device == "cuda" else 128
+q, k, v = torch.randn(3, 8, 12, n, 64, device=device, dtype=torch.bfloat16).requires_grad_().unbind(0)
+documents = torch.arange(n, device=device) // (n // 4)
+block = (documents[:, None] == documents) & torch.ones(n, n, dtype=torch.bool, device=device).tril()
+kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
+for name, words in {"plain": {"is_causal": True}, "documents": {"attn_mask": block}}.items():
+    attend(q, k, v, **words).sum().backward(retain_graph=True)
+    with profile(activities=kinds) as seen:
+        attend(q, k, v, **words).sum().backward(retain_graph=True)
+    ops = sorted({event.key for event in seen.key_averages() if "scaled_dot_product" in event.key})
+    print(f"{name:<10} {', '.join(ops)}")
+    if device == "cuda" and name == "plain":
+        assert any("flash" in op or "cudnn" in op for op in ops), "plain rows do not take FlashAttention"
+PYTHON
+
+# GPT-2 124M in bf16, rows of 1024: tokens/s, MFU and memory, eager and compiled, beside Hugging Face's.
+LINES_SHOWN=8 part 270 train python -m lmzoo.tools.benchmark train --families gpt --dtype bf16 --peers transformers \
+    --rounds 3 --steps 5 --json "$out/train.json" --png "$out/train.png" || failed=1
+
+# A default run, as a user starts it.
+part 60 run python -m lmzoo.train model=gpt task=clm trainer.max_steps=50 "run_dir=$out/run" logger.wandb.mode=disabled || failed=1
+
+echo "all of it in $SECONDS s, in $out"
+exit $failed

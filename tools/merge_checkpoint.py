@@ -1,0 +1,31 @@
+"""Make one file of a checkpoint that several ranks wrote, each its share (checkpoint.sharded=true).
+
+python -m lmzoo.tools.merge_checkpoint RUN
+"""
+
+from pathlib import Path
+
+from lmzoo.tools import answer, parser
+
+from lmzoo import UserError, checkpoint
+
+
+def merge(run: str) -> str:
+    """Write the newest checkpoint of `run` (or the one that it names) as a file beside it; what to do with it then."""
+    folder = checkpoint.find(run)
+    if folder.is_file():
+        raise UserError(f"{folder} is one file already")
+    state = checkpoint.read(folder)
+    file = folder.with_name(f"merged-{state['global_step']:06d}.ckpt")
+    checkpoint.write(state, file)
+    return f"{file}: give it, or its run, to lmzoo.load, train and evaluate; {folder.name} may go"
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("run", type=Path, help="a run's folder, or the folder of a checkpoint")
+    answer(merge, arguments.parse_args().run)
+
+
+if __name__ == "__main__":
+    main()
