@@ -4,6 +4,7 @@
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
 """
 
+import logging
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -13,6 +14,8 @@ from .config import command
 from .errors import UserError
 from .literal import escaped
 from .ranks import on_first_rank
+
+log = logging.getLogger(__name__)
 
 
 def main() -> None:
@@ -34,9 +37,11 @@ def evaluate(config: DictConfig) -> dict[str, float]:
 
     config = parts.settled(config)
     net = load(config.ckpt, tuple(config.trust))
-    labels = checkpoint.read(config.ckpt)["lmzoo"]["labels"]
+    trained = checkpoint.read(config.ckpt)["lmzoo"]
     whole = config.split == "whole"
-    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
+    if not whole and data.store_name(config, net.tokenizer) != trained["store"]:
+        log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
+    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=trained["labels"])
     split = "test" if whole else config.split or ("test" if "test" in store.splits else "val")
     if split not in store.splits:
         raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")

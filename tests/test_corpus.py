@@ -147,7 +147,8 @@ def test_white_space_without_end_is_refused_inside_a_document_only(tmp_path, mon
 
 def test_files_without_documents_are_named(tmp_path):
     empty = [(f"{split}.txt", " \n\n", Text(split)) for split in SPLITS]
-    empty += [("bom.txt", "\ufeff", Text()), ("a.jsonl", "\n \n", Jsonl()), ("a.csv", "text,label\n\n", Csv())]
+    empty += [("bom.txt", "\ufeff", Text()), ("a.jsonl", "\n \n", Jsonl()), ("a.csv", "text,label\n\n", Csv()),
+              ("cr.csv", "\r\r\r", Csv())]
     for name, content, reader in empty:
         (tmp_path / name).write_text(content, encoding="utf-8")
         with pytest.raises(UserError, match=f"{name} holds no documents: remove it"):
@@ -177,10 +178,6 @@ def test_labels_of_json(tmp_path):
     ("[1]", "line 3: not a JSON object but a list"),
     ("[" * 100_000, "line 3: .*recursion"),
     ('{"text": "\\ud800"}', "line 3: the text holds half of a surrogate pair"),
-    ('{"text": "x", "label": "\\udc00"}', "line 3: the label holds half of a surrogate pair"),
-    ('{"text": "x", "label": ["a"]}', r"line 3: the label \['a'\] is not a text, a number, true or false"),
-    ('{"text": "x", "label": {"a": 1}}', "line 3: the label {'a': 1} is not"),
-    ('{"text": "x", "label": NaN}', "line 3: the label nan is not"),
 ])  # fmt: skip
 @pytest.mark.parametrize("n_bytes", [7, 1000])
 def test_bad_jsonl_is_named(tmp_path, monkeypatch, line, message, n_bytes):
@@ -189,6 +186,16 @@ def test_bad_jsonl_is_named(tmp_path, monkeypatch, line, message, n_bytes):
     with pytest.raises(UserError, match=f"a.jsonl {message}"):
         for piece in Jsonl().pieces(tmp_path / "a.jsonl")[:9]:  # the bad line begins in the third
             list(Jsonl().read(piece))
+
+
+@pytest.mark.parametrize(("label", "message"), [
+    ('"\\udc00"', "holds half of a surrogate pair"), ('["a"]', r"\['a'\] is not a text, a number, true or false"),
+    ('{"a": 1}', "{'a': 1} is not"), ("NaN", "nan is not"), ("[]", r"\[\] is not")])  # fmt: skip
+def test_what_can_be_no_class_is_refused_only_where_it_is_asked_for(tmp_path, label, message):
+    (tmp_path / "a.jsonl").write_text('{"text": "x", "label": %s}' % label)  # noqa: UP031
+    assert list(Jsonl()(tmp_path / "a.jsonl")) == [Document("x")]
+    with pytest.raises(UserError, match=f"a.jsonl line 1: the label {message}"):
+        list(Jsonl(label_column="label")(tmp_path / "a.jsonl"))
 
 
 def test_csv(tmp_path):

@@ -105,3 +105,21 @@ def test_the_command_prints_one_line(gpt_run, monkeypatch, capsys):
     command()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 and lines[0].startswith("val    loss ")
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_run_whose_data_has_changed_says_so(words, corpus, tmp_path, caplog, mixed):
+    own = tmp_path / "own.txt"
+    own.write_text(corpus.read_text())
+    given = [word for word in words(tmp_path / "run", "model=gpt", "task=clm") if not word.startswith("data")]
+    source = "data.sources.a." if mixed else "data."
+    given += ["data=mixture", "data.sources.a.weight=2"] if mixed else ["data=text"]
+    lmzoo.fit(lmzoo.compose(*given, f"{source}path={own}", "data.batch_size=4"))
+    evaluate(configured(f"ckpt={tmp_path / 'run'}"))
+    assert "has changed" not in caplog.text
+    own.write_text(corpus.read_text() + "\n\none more text")
+    if not mixed:
+        evaluate(configured(f"ckpt={tmp_path / 'run'}", "data=text", f"data.path={own}"))
+    assert "has changed" not in caplog.text
+    evaluate(configured(f"ckpt={tmp_path / 'run'}"))
+    assert caplog.text.count("the run's data has changed since it was trained") == 1

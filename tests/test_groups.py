@@ -110,7 +110,6 @@ def frozen(net):
         (["*", "-head*"], lambda name: not name.startswith("head")),
         (["*", "-blocks.1.*", "*.bias"], lambda name: not name.startswith("blocks.1.") or name.endswith(".bias")),
     ],
-    ids=str,
 )
 def test_frozen_parameters_are_in_no_group_and_get_no_gradient(patterns, expected):
     net = make("gpt", head="untied")

@@ -129,3 +129,9 @@ def test_words_keep_their_spaces_around_marks():
     ids = own.encode("the dogs sees the cats")
     text = spell(own, ids, ["x", *[None] * (len(ids) - 1)])
     assert text.startswith("[") and text.replace("→x]", "").removeprefix("[").replace("##", "") == own.decode(ids)
+
+
+@pytest.mark.parametrize(("n_rows", "step", "message"), [(1, -1, "--step -1 is less"), (-3, 0, "--rows -3 is less")])
+def test_numbers_below_zero_are_refused(n_rows, step, message):
+    with pytest.raises(UserError, match=message):
+        inspect_data.inspect([], "train", n_rows, verify=False, step=step)

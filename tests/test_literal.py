@@ -51,6 +51,8 @@ def test_null_takes_a_path_away_but_is_a_prompt():
 
 def test_lists_of_paths_and_tags():
     assert composed("data.path=[a, 'b c.txt',d/*.txt]").data.path == ["a", "b c.txt", "d/*.txt"]
+    listed = """data.path=["/a/co,mma.txt",'b, "c"', it's.txt , 'open, "", "]"]"""
+    assert composed(listed).data.path == ["/a/co,mma.txt", 'b, "c"', "it's.txt", "'open", "]"]
     assert composed("tags=one,it's two").tags == ["one", "it's two"]
     assert composed("tags=[one,two]").tags == ["one", "two"]
 

@@ -43,6 +43,7 @@ def test_a_source_is_what_its_kind_and_its_words_say():
 @pytest.mark.parametrize(("words", "message"), [
     ((), "data=mixture has no sources"),
     (("data.sources.wiki.path=a.txt",), "data.sources.wiki has no weight"),
+    ((*ONE, "data.sources.wiki.weight=null"), "data.sources.wiki has no weight"),
     ((*ONE, "data.sources.wiki.pth=a"), "data.sources.wiki.pth: there is no such word; did you mean path?"),
     ((*ONE, "+data.sources.wiki.pth=a"), "data.sources.wiki.pth: there is no such word; did you mean path?"),
     ((*ONE, "data.source.code.path=b.txt"), "data.source.code.path: there is no such word; did you mean sources?"),
@@ -71,3 +72,10 @@ def test_what_is_wrong_is_named(words, message):
 def test_a_source_of_the_command_line_is_that_of_a_file():
     typed = sources(*ONE)
     assert sources("data.sources={wiki: {path: a.txt, weight: 2}}") == typed
+
+
+def test_weights_are_refused_before_the_sources_are_looked_at(monkeypatch):
+    monkeypatch.setattr(lmzoo.mixing, "whole", None)
+    given = [f"data.sources.s{i}.weight={weight}" for i, weight in enumerate([1, 1, 3000])]
+    with pytest.raises(lmzoo.UserError, match="data.sources.s0.weight=1 of 3002 is less than one row in 1024"):
+        sources(*given)

@@ -11,7 +11,7 @@ import torch
 import lmzoo
 from lmzoo import data
 from lmzoo.data import DataModule
-from lmzoo.data.mixture import BLOCK, Mixed, MixedRows, Mixture, Texts, apportion
+from lmzoo.data.mixture import BLOCK, Mixed, MixedRows, Mixture, Texts, apportion, naming
 from lmzoo.errors import UserError
 from small_store import TOKENIZER, write_store
 
@@ -194,7 +194,7 @@ def test_a_run_goes_on_within_a_block(mixture):
 
 
 def test_validation_reads_all_sources_once(mixture):
-    batches = list(module(mixture).val_dataloader())
+    batches = [batch for loader in module(mixture).val_dataloader() for batch in loader]
     assert [key for batch in batches for key in batch["key"]] == [(3, 0, row) for row in range(10 + 6)]
     tokens = sum(int((batch["input_ids"] != 0).sum()) for batch in batches)
     assert tokens == 5 * 20 + 2 * 30 == module(mixture).n_tokens("val")
@@ -256,8 +256,35 @@ def test_a_mistake_names_its_source(files, tmp_path):
     wiki = node(files, "wiki", 1, path=str(files / "nope.txt"))
     config = mixed_config(tmp_path, code=node(files, "code", 2), wiki=wiki)
     for act in (data.prepare_tokenizer, lambda config: data.prepare(config, TOKENIZER)):
-        with pytest.raises(UserError, match=r"data.sources.wiki: .*nope.txt"):
+        with pytest.raises(UserError, match=r"^data.sources.wiki.path=.*nope.txt matches no file"):
             act(config)
+
+
+@pytest.mark.parametrize(("message", "expected"), [
+    ("data.path=data.path.txt matches no file", "data.sources.a.path=data.path.txt matches no file"),
+    ("/x/my-data.path: no (set data.val_path, or data.val_fraction=0, or data.reader.split)",
+     "/x/my-data.path: no (set data.sources.a.val_path, or data.sources.a.val_fraction=0, or "
+     "data.sources.a.reader.split)"),
+    ("/x/data.txt is no text", "data.sources.a: /x/data.txt is no text"),
+    ("cannot write (data.cache_dir names another)", "data.sources.a: cannot write (data.cache_dir names another)")])
+def test_a_mistake_is_said_in_the_words_of_its_source(message, expected):
+    with pytest.raises(UserError) as caught, naming("a"):
+        raise UserError(message)
+    assert str(caught.value) == expected
+
+
+def test_copies_are_left_out_of_each_source_by_itself(tmp_path, caplog):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"both\nboth\nboth\n{name}")
+        (tmp_path / f"{name}-val.txt").write_text("of its own")
+    reader = {"_target_": "lmzoo.data.corpus.Text", "split": "line"}
+    sources = {name: {"reader": reader, "path": str(tmp_path / f"{name}.txt"), "weight": 1, "deduplicate": True,
+                      "val_path": str(tmp_path / f"{name}-val.txt"), "val_fraction": 0.0} for name in ("a", "b")}
+    made = data.prepare(mixed_config(tmp_path / "cache", **sources), TOKENIZER)
+    assert [store["train"].n_documents for store in made.stores.values()] == [2, 2]
+    for name in ("a", "b"):
+        assert f"data.path={tmp_path}/{name}.txt: left out 2 documents (8 bytes) whose text had come before in it" in \
+            caplog.text
 
 
 def test_a_run_logs_what_it_has_seen_and_goes_on(files, words, tmp_path, capsys):

@@ -1,13 +1,17 @@
 import bz2
 import gzip
 import lzma
+import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 from lmzoo.data import opening
 from lmzoo.data.opening import Piece, blocks, files, line_number, lines, opened
 from lmzoo.errors import UserError
+from test_preparation import unprivileged
 
 
 def zst(data):
@@ -134,3 +138,66 @@ def test_a_file_that_loses_what_is_behind_a_piece_may_do_so(tmp_path):
             assert not fine
         else:
             assert fine
+
+
+def test_a_folder_is_read_through_its_links(tmp_path):
+    """A link has its own name, its place and its suffix; whatever it leads to is read once; circles end."""
+    blobs, corpus = tmp_path / "blobs", tmp_path / "corpus"
+    (blobs / "deep").mkdir(parents=True)
+    (corpus / "sub").mkdir(parents=True)
+    for name in ("9f", "3a", "deep/c.txt"):
+        (blobs / name).write_text(name)
+    (corpus / "a.jsonl").symlink_to(blobs / "9f")
+    (corpus / "b.txt.gz").symlink_to(blobs / "3a")
+    (corpus / "linked").symlink_to(blobs / "deep")
+    (corpus / "twice").symlink_to(blobs / "deep")
+    (corpus / "sub" / "circle").symlink_to(corpus)
+    (corpus / "sub" / "again.txt").symlink_to(blobs / "9f")
+    expected = ["a.jsonl", "b.txt.gz", "linked/c.txt"]
+    assert [str(file.relative_to(corpus)) for file in files(corpus)] == expected
+    assert [str(file.relative_to(corpus)) for file in files(f"{corpus}/*.*")] == expected[:2]
+    (tmp_path / "here").symlink_to(corpus)
+    assert [file.name for file in files([tmp_path / "here", corpus / "a.jsonl"])] == ["a.jsonl", "b.txt.gz", "c.txt"]
+
+
+@pytest.mark.parametrize("path", ["", "/*.txt", "/gone.txt"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, path):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UserError, match=r"gone.txt is a link that leads nowhere: mend it or leave it out$"):
+        files(f"{tmp_path}{path}")
+
+
+def test_a_folder_that_may_not_be_read_is_named():
+    with tempfile.TemporaryDirectory() as here:  # where others may look, unlike pytest's own folders
+        Path(here).chmod(0o755)
+        (Path(here) / "a.txt").write_text("text")
+        (Path(here) / "closed").mkdir(mode=0)
+        with unprivileged(), pytest.raises(UserError, match=r"^data.path: .*/closed cannot be read: Permission denied"):
+            files(here)
+
+
+def test_a_file_that_vanishes_while_it_is_listed_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    look = opening._is_file
+    monkeypatch.setattr(opening, "_is_file", lambda path: look(path) and not os.remove(path))
+    with pytest.raises(UserError, match=r"a.txt cannot be read: No such file or directory$"):
+        files(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
+def test_a_later_stream_whose_head_is_damaged_is_no_end(tmp_path, suffix, spoiled):
+    file, streams = tmp_path / f"a.txt{suffix}", [COMPRESS[suffix](text) for text in (b"first\n", b"second\n")]
+    second = bytearray(streams[1])
+    second[spoiled] ^= 0x80
+    file.write_bytes(streams[0] + bytes(second))
+    with pytest.raises(UserError, match=r"a.txt\.\w+ cannot be read to its end"):
+        read(file)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".xz"])
+def test_zeros_between_and_behind_streams_are_padding(tmp_path, monkeypatch, suffix):
+    monkeypatch.setattr(opening, "CHUNK", 3)
+    (tmp_path / f"a{suffix}").write_bytes((COMPRESS[suffix](b"text\n") + bytes(8)) * 2)
+    assert "".join(text for _, text in read(tmp_path / f"a{suffix}")) == "text\n" * 2

@@ -2,6 +2,7 @@ import json
 import lzma
 import os
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -252,7 +253,7 @@ def test_no_documents_are_refused(tmp_path):
         with pytest.raises(UserError, match="a.csv.* holds no documents"):
             prepare(config, TOKENIZER, split=split)
     (tmp_path / "a.csv").write_text("text\nab\nab\n")  # the same text twice, which is held out
-    with pytest.raises(UserError, match="data.val_fraction=0.1 leaves no document of data.path=.*a.csv to train on"):
+    with pytest.raises(UserError, match=r"data.path=.*a.csv: its text is all held out .* \(2 documents; equal"):
         prepare(settings(tmp_path, "lmzoo.data.corpus.Csv", {}, path=str(tmp_path / "a.csv")), TOKENIZER)
 
 
@@ -266,7 +267,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, corpus):
 def test_a_store_in_a_cache_that_is_read_only(tmp_path_factory, corpus):
     import shutil
     import tempfile
-    from pathlib import Path
 
     here = Path(tempfile.mkdtemp())  # where others may look, unlike pytest's own folders
     try:
@@ -286,21 +286,6 @@ def test_a_store_in_a_cache_that_is_read_only(tmp_path_factory, corpus):
         shutil.rmtree(here)
 
 
-def test_a_damaged_store_is_refused_before_anything_runs(corpus):
-    store = prepare(corpus, TOKENIZER)
-    file = store.folder / "val-00000.shard"
-    whole = file.read_bytes()
-    file.write_bytes(whole[:20] + b"?" + whole[21:])
-    with pytest.raises(UserError, match="val-00000.shard is damaged"):
-        prepare(corpus, TOKENIZER)
-    file.write_bytes(whole)
-    (store.folder / "meta.json").write_text("{")
-    with pytest.raises(UserError, match="meta.json is not what lmzoo wrote: delete the folder"):
-        prepare(corpus, TOKENIZER)
-    (store.folder / "meta.json").unlink()
-    prepare(corpus, TOKENIZER).verify()
-
-
 def test_a_tokenizer_is_trained_once_on_training_text(tmp_path, corpus, monkeypatch):
     (tmp_path / "val.txt").write_text("zzz")
     corpus["data"]["val_path"] = str(tmp_path / "val.txt")
@@ -308,3 +293,12 @@ def test_a_tokenizer_is_trained_once_on_training_text(tmp_path, corpus, monkeypa
     assert first.id("l") is not None and first.id("z") is None
     monkeypatch.setattr(preparation.tokenizers, "prepare", None)
     assert prepare_tokenizer(corpus).hash == first.hash
+
+
+@pytest.mark.parametrize(("lines", "fraction", "n"), [
+    (["the same"] * 9, 0.1, "9 documents"), (["one"], 0.999999, "1 document;"), (["a", "b"], 0.999999, "2 documents")])
+def test_nothing_left_to_train_on_is_explained(tmp_path, lines, fraction, n):
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    config = settings(tmp_path, path=str(tmp_path / "a.txt"), val_fraction=fraction)
+    with pytest.raises(UserError, match=f"a.txt: its text is all held out for validation.*{n}.*data.val_path"):
+        prepare(config, TOKENIZER)

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from lmzoo.tools import inspect_data, prepare_data, train_tokenizer
 
@@ -74,3 +76,26 @@ def test_the_table_counts_what_was_left_out(tmp_path, words):
     assert int(rows["train"][1]) + int(rows["val"][1]) == 40
     assert rows["repeated"] == ["repeated", "60", "left", "out", "820"]  # 60 times 12 characters and one or two digits
     assert rows["tokenised"][3] == "MB/s" and float(rows["tokenised"][2]) > 0
+
+
+def test_the_table_says_how_much_of_the_text_is_unknown(tmp_path, words):
+    """WordPiece with 8 tokens of room for letters: [UNK] stands for each word with another."""
+    lines = ["aaa bbb ccc"] * 50 + [f"aaa {chr(0x3b1 + i % 20)} zzz" for i in range(50)]
+    (tmp_path / "corpus.txt").write_text("\n".join(lines), encoding="utf-8")
+    words = [*words, "data.val_fraction=0.2", "tokenizer=wordpiece", "tokenizer.vocab_size=12"]
+    config = compose(*words, "model=bert", "task=mlm")
+    own = data.prepare_tokenizer(config)
+    store = data.prepare(config, own)
+    rows = {line.split()[0]: line.split() for line in prepare_data.table(store, own.unk)}
+    for name in store.splits:
+        tokens = store[name].read(0, store[name].n_tokens).tolist()
+        assert rows[name][5] == f"{tokens.count(own.unk) / len(tokens):.3%}"
+    assert rows["train"][5] != "0.000%" and prepare_data.unknown(store["train"], None) == 0
+
+
+def test_the_unknown_tokens_of_a_large_split_are_counted_in_samples(monkeypatch):
+    monkeypatch.setattr(prepare_data, "SAMPLES", 4)
+    monkeypatch.setattr(prepare_data, "SAMPLED", 10)
+    stream, read = np.repeat([7, 1, 1, 7], 25), []
+    split = SimpleNamespace(n_tokens=100, read=lambda begin, end: read.append(begin) or stream[begin:end])
+    assert prepare_data.unknown(split, 7) == 0.5 and read == [0, 25, 50, 75]

@@ -136,3 +136,27 @@ def test_a_sample_is_of_the_size_asked_and_from_all_over(tmp_path, file):
     assert everything == [line for line in LINES if not held_out(line, 0.1)]
     half = list(source(tmp_path, path=str(file)).sample(0.5 * (400 * 21) / 1e6))
     assert 130 < len(half) < 230 and everything.index(half[-1]) > len(everything) * 0.9
+
+
+@pytest.mark.parametrize("word", ["val_path", "test_path"])
+@pytest.mark.parametrize("by_link", [False, True])
+def test_text_that_is_measured_is_not_trained_on(tmp_path, word, by_link):
+    (tmp_path / "corpus").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "corpus" / f"{name}.txt").write_text("\n".join(LINES))
+    same = tmp_path / ("link.txt" if by_link else "corpus/b.txt")
+    if by_link:
+        same.symlink_to(tmp_path / "corpus" / "b.txt")
+    found = source(tmp_path, path=str(tmp_path / "corpus"), **{word: str(same)})
+    for act in (lambda: list(found.documents()), lambda: list(found.sample(1)), found.held_out):
+        with pytest.raises(UserError, match=rf"data.{word}: .*{same.name} is in data.path too"):
+            act()
+    assert len(list(found.documents(split="test"))) == 800  # all of data.path is measured, and nothing else is read
+
+
+def test_a_files_content_is_read_for_its_identity_once(tmp_path, monkeypatch):
+    """Tokenizer and store both ask for it, of thousands of files."""
+    (tmp_path / "a.txt").write_text("\n".join(LINES))
+    first = source(tmp_path, path=str(tmp_path / "a.txt")).identity()
+    monkeypatch.setattr(sources.Path, "read_bytes", None)
+    assert source(tmp_path, path=str(tmp_path / "a.txt")).identity() == first

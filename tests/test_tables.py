@@ -1,10 +1,13 @@
+import io
 import logging
 import sys
 from collections import Counter
+from urllib.error import HTTPError, URLError
 
 import pytest
 
 datasets = pytest.importorskip("datasets")
+import huggingface_hub  # noqa: E402
 import pyarrow as pa  # noqa: E402
 import pyarrow.parquet as pq  # noqa: E402
 from hydra.utils import instantiate  # noqa: E402
@@ -79,9 +82,6 @@ def test_labels(tmp_path, column, labels):
     ({"text": [1, 2]}, "row 1: data.text_column=text is not text but int"),
     ({"text": [["a"], ["b"]]}, "row 1: data.text_column=text is not text but list"),
     ({"body": ["a"], "id": [1]}, "has no column data.text_column=text; the columns are body, id"),
-    ({"text": ["a"], "label": [["x"]]}, r"row 1: the label \['x'\] is not a text"),
-    ({"text": ["a"], "label": [{"x": 1}]}, "row 1: the label {'x': 1} is not a text"),
-    ({"text": ["a", "b"], "label": [1.0, float("nan")]}, "row 2: the label nan is not a text"),
     ({"text": pa.array([b"ok", b"\xff"]).view(pa.string())}, "after row 0: the text is not UTF-8"),
     ({"text": pa.array([], pa.string())}, "has no rows: remove it"),
 ])  # fmt: skip
@@ -205,8 +205,45 @@ def test_data_sets_that_are_not_there(tmp_path, monkeypatch):
         raise ConnectionError(f"Couldn't reach {name} on the Hub\nMany more lines")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
+    monkeypatch.setattr(tables, "_check_network", lambda: None)
     with pytest.raises(UserError, match=r"^data.name=a/b cannot be loaded: Couldn't reach a/b on the Hub$"):
         Hub(name="a/b").pieces(None)
+
+
+@pytest.mark.parametrize(("answer", "offline"), [
+    (None, False), (HTTPError("https://hub", 503, "busy", {}, None), False), (URLError("no such host"), True),
+    (TimeoutError("timed out"), True)])  # fmt: skip
+def test_where_no_hub_answers_its_cache_is_all_there_is(monkeypatch, caplog, answer, offline):
+    def ask(request, timeout):
+        if answer:
+            raise answer
+        return io.BytesIO()
+
+    for place in (datasets.config, huggingface_hub.constants):
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(tables, "urlopen", ask)
+    with pytest.raises(UserError, match="data.name=a/b cannot be loaded"):
+        Hub(name="a/b").pieces(None)
+    assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == offline
+    assert caplog.text.count("cannot be reached") == offline
+
+
+@pytest.mark.parametrize("column", [[["a"], ["b", "c"]], [{"x": 1}, None], [float("nan")] * 2, [b"ab", b"c"]])
+def test_a_column_that_holds_no_classes_is_refused_only_where_it_is_asked_for(tmp_path, column):
+    pq.write_table(pa.table({"text": ["one", "two"], "label": pa.array(column)}), tmp_path / "a.parquet")
+    assert list(Parquet()(tmp_path)) == [Document("one"), Document("two")]
+    with pytest.raises(UserError, match="a.parquet row 1: the label .* is not a text, a number"):
+        list(Parquet(label_column="label")(tmp_path))
+
+
+def test_a_table_behind_a_link_is_a_table(tmp_path):
+    """As in the Hub's cache, where a file's content lies under a name that is its hash."""
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "0f3c")
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.parquet").symlink_to("../0f3c")
+    assert texts(Parquet()(tmp_path / "corpus")) == ["one"]
+    assert Parquet().pieces(tmp_path / "corpus")[0].file.endswith("corpus/a.parquet")
 
 
 def test_words_of_the_command_line():

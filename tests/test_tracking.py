@@ -142,7 +142,7 @@ def lead_nowhere(folder: Path) -> None:
     (folder / "wandb").symlink_to("/proc/wandb")  # where nobody may make a folder
 
 
-@pytest.mark.parametrize("trouble", ["killed at step 5", 20000, 3000, occupy, lead_nowhere], ids=str)
+@pytest.mark.parametrize("trouble", ["killed at step 5", 20000, 3000, occupy, lead_nowhere])
 def test_trouble_with_wandb_is_one_warning_and_the_same_run(tmp_path, trouble, caplog, capfd):
     """A file-size limit that wandb's process inherits cuts its file as a full disk does: without an error."""
     plain, folder, more = run(tmp_path / "plain"), tmp_path / "run", []

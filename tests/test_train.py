@@ -13,6 +13,7 @@ import yaml
 import lmzoo
 from lmzoo import UserError, checkpoint, parts
 from lmzoo.literal import plain
+from lmzoo.train import main
 
 
 def rows(folder):
@@ -297,3 +298,33 @@ def test_every_family_trains_and_is_fine_tuned(words, tmp_path, model, task):
     assert 0 <= metrics["val/accuracy"] <= 1
     assert plain(tuned.config)["head"]["n_classes"] == 2
     assert lmzoo.load(tmp_path / "tuned").config == tuned.config
+
+
+@pytest.mark.parametrize(("more", "line"), [
+    (("data.path=/nowhere/*.txt",), "data.path=/nowhere/*.txt matches no file"),
+    (("data.row_length=65",), "data.row_length=65 is more than the 64 positions"),
+    (("task=classification", "data.packing=single"), "this task needs labels, and the data has none"),
+    (("task=classification", "data.packing=single", "data=csv", "data.path=one.csv"), "every text has the label 'x'")])
+def test_a_mistake_found_on_the_way_is_one_line_of_the_command(words, tmp_path, monkeypatch, capfd, more, line):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.csv").write_text("text,label\n" + "".join(f"text {i},x\n" for i in range(90)))
+    refused(words(tmp_path / "run", "model=gpt", "task=clm", *more), line, monkeypatch, capfd)
+
+
+def test_a_corpus_that_has_changed_is_one_line_of_the_command(words, tmp_path, corpus, monkeypatch, capfd):
+    (tmp_path / "own.txt").write_text(corpus.read_text())
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", f"data.path={tmp_path}/own.txt")))
+    (tmp_path / "own.txt").write_text(corpus.read_text() + "\n\none more")
+    refused([f"ckpt={tmp_path}/run", "trainer.max_steps=9"], "its data has changed since", monkeypatch, capfd)
+
+
+def refused(words, line, monkeypatch, capfd):
+    """The command ends with code 2, and all that it says of the matter is one line."""
+    monkeypatch.setattr("sys.argv", ["lmzoo.train", *words])
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main()
+    said = capfd.readouterr()
+    assert end.value.code == 2 and "Traceback" not in said.out + said.err
+    mistakes = [one for one in said.err.splitlines() if one.startswith("lmzoo: ")]
+    assert len(mistakes) == 1 and line in mistakes[0]

@@ -77,6 +77,7 @@ class Attention(nn.Module):
         self, x: Tensor, layout: Layout, position=None, memory: Tensor | None = None, cache: KeyValues | None = None
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D). With ``memory`` (B, S, d_memory) keys and values come from it."""
+        x = x.to(product_dtype(x))  # once: under autocast each of q, k and v would do it, and keep its copy
         q = self.q_norm(self._heads(self.q(x), self.n_heads))
         if memory is not None and cache is not None:
             k, v = cache.keys, cache.values
@@ -91,6 +92,7 @@ class Attention(nn.Module):
 
     def key_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of ``source`` (B, S, d_memory), each (B, H_kv, S, K)."""
+        source = source.to(product_dtype(source))
         return (
             self.k_norm(self._heads(self.k(source), self.n_kv_heads)),
             self._heads(self.v(source), self.n_kv_heads),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from .attention import product_dtype
+
 
 class FeedForward(nn.Module):
     """down(dropout(activation(up(x)))); ``activation`` is a recipe such as torch.nn.GELU."""
@@ -34,6 +36,7 @@ class GLU(FeedForward):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
+        x = x.to(product_dtype(x))  # once for both
         return self.down(self.drop(self.activation(self.gate(x)) * self.up(x)))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # the label of a position that is no target
+ROWS = {"cpu": 1024, "cuda": 4096}  # of a chunk: few logits, but a sum of the weights' gradients for each chunk
 
 
 def cross_entropy(
@@ -22,19 +23,19 @@ def cross_entropy(
     labels: Tensor,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    chunk: int = 1024,
+    chunk: int | None = None,
 ) -> dict[str, Tensor]:
     """Sums over the rows whose label is not -100.
 
-    head: (N, D) -> (N, V); hidden: (N, D); labels: (N,); chunk: the most rows whose logits exist at once.
+    head: (N, D) -> (N, V); hidden: (N, D); labels: (N,); chunk: the most rows whose logits exist at once (None: ROWS).
     With p = softmax(logits), `loss` is the sum of (1 - s) * -log p[label] + s * mean over V of -log p + z * logZ^2 and
     carries the graph (also where there is no target: then it is 0 and its gradients are 0). The others carry none:
     `nll` is the sum of -log p[label] in nats, `correct` counts the rows whose largest logit is their label's, and
     `targets` counts the rows. The logits are taken to fp32 first.
     """
-    kept = labels != IGNORED
+    kept, chunk = labels != IGNORED, chunk or ROWS.get(hidden.device.type, 1024)
     hidden, labels = hidden[kept], labels[kept]
-    sums, gradients, weights = [], [], []
+    sums, weights, of_rows, of_weights = [], [], [], []
     for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
         rows = rows.detach().requires_grad_(torch.is_grad_enabled())
         logits = head(rows)
@@ -42,33 +43,34 @@ def cross_entropy(
         *values, slope = _sums(logits.detach(), targets, label_smoothing, z_loss, logits.requires_grad)
         sums.append(values)
         if logits.requires_grad:
-            gradients.append(torch.autograd.grad(logits, (rows, *weights), slope))
+            gradient, *more = torch.autograd.grad(logits, (rows, *weights), slope)
+            of_rows.append(gradient)
+            of_weights = [total + one for total, one in zip(of_weights, more, strict=True)] if of_weights else more
     loss, nll, correct = (torch.stack(values).sum() for values in zip(*sums, strict=True))
-    if gradients:
-        of_rows, *of_weights = zip(*gradients, strict=True)
-        loss = _Known.apply(loss, (torch.cat(of_rows), *map(added, of_weights)), hidden, *weights)
+    if of_rows:
+        loss = _Known.apply(loss, (torch.cat(of_rows), *of_weights), hidden, *weights)
     return {"loss": loss, "nll": nll, "correct": correct, "targets": kept.sum()}
 
 
 def _sums(logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float, sloped: bool) -> tuple:
     """Sums of the loss, of -log p[label] and of right guesses, and the loss's derivative by the logits, if `sloped`."""
-    log_p = logits.float().log_softmax(-1)
-    nll = -log_p.gather(-1, labels[:, None]).squeeze(-1)
-    correct, loss, pull = (log_p.argmax(-1) == labels).sum(), nll, 1.0
+    p, (top, guess) = logits.float().softmax(-1), logits.max(-1)
+    log_z = top.float() - p.gather(-1, guess[:, None]).squeeze(-1).log()
+    nll = log_z - logits.gather(-1, labels[:, None]).squeeze(-1).float()
+    loss = nll
     if label_smoothing:
-        loss = (1 - label_smoothing) * nll - label_smoothing * log_p.mean(-1)
+        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - logits.mean(-1, dtype=torch.float32))
     if z_loss:
-        log_z = logits[:, 0].float() - log_p[:, 0]
-        loss, pull = loss + z_loss * log_z.square(), 1 + 2 * z_loss * log_z[:, None]
+        loss = loss + z_loss * log_z.square()
+    sums = loss.sum(), nll.sum(), (guess == labels).sum()
     if not sloped:
-        return loss.sum(), nll.sum(), correct, None
-    slope = log_p.exp_()
+        return *sums, None
     if z_loss:
-        slope *= pull
+        p *= 1 + 2 * z_loss * log_z[:, None]
     if label_smoothing:
-        slope -= label_smoothing / slope.shape[-1]
-    slope.scatter_add_(-1, labels[:, None], torch.full_like(nll, label_smoothing - 1)[:, None])
-    return loss.sum(), nll.sum(), correct, slope.to(logits.dtype)
+        p -= label_smoothing / p.shape[-1]
+    p.scatter_add_(-1, labels[:, None], torch.full_like(nll, label_smoothing - 1)[:, None])
+    return *sums, p.to(logits.dtype)
 
 
 class _Known(torch.autograd.Function):
@@ -96,11 +98,3 @@ def leaves(tensor: Tensor, *but: Tensor) -> Iterator[Tensor]:
         nodes += [source for source, _ in node.next_functions]
         if hasattr(node, "variable") and all(node.variable is not one for one in but):
             yield node.variable
-
-
-def added(gradients: tuple[Tensor, ...]) -> Tensor:
-    """The sum of tensors, in the memory of the first."""
-    total, *others = gradients
-    for other in others:
-        total += other
-    return total

@@ -21,9 +21,10 @@
 from importlib import import_module
 
 _HOMES = {"Document": "corpus", "DataModule": "datamodule", "Loader": "loader", "Store": "shards",
-          "documents": "preparation",
-          "prepare": "mixture", "prepare_tokenizer": "mixture"}
-__all__ = ["DataModule", "Document", "Loader", "Store", "documents", "prepare", "prepare_tokenizer"]
+          "documents": "preparation", "prepare": "mixture",
+          "prepare_tokenizer": "mixture", "store_name": "mixture"}
+__all__ = ["DataModule", "Document", "Loader", "Store", "documents", "prepare", "prepare_tokenizer",
+           "store_name"]
 
 
 def __getattr__(name: str):

@@ -50,6 +50,20 @@ def prepare(config: Mapping, tokenizer: Tokenizer, split: str | None = None,
     return Mixture(stores, {name: node["weight"] for name, node in sources.items()})
 
 
+def store_name(config: Mapping, tokenizer: Tokenizer) -> str:
+    """The name of what a run trains on, as its files are now: that of the store, or of the mixture."""
+    sources = nodes(config["data"])
+    if not sources:
+        return preparation.store_name(config, tokenizer)
+    names = {source: preparation.store_name({"data": node, "task": config.get("task")}, tokenizer)
+             for source, node in sources.items()}
+    return _name(names, {source: node["weight"] for source, node in sources.items()})
+
+
+def _name(stores: Mapping[str, str], weights: Mapping[str, float]) -> str:
+    return key({source: [store, weights[source]] for source, store in stores.items()})
+
+
 def prepare_tokenizer(config: Mapping, say: Callable[[str], object] | None = None) -> Tokenizer:
     """The tokenizer of a run, as `preparation.prepare_tokenizer`; for a mixture one, of all its sources."""
     return preparation.prepare_tokenizer(config, texts(config["data"]), say)
@@ -111,7 +125,7 @@ class Mixture:
 
     @property
     def name(self) -> str:
-        return key({name: [store.name, self.weights[name]] for name, store in self.stores.items()})
+        return _name({name: store.name for name, store in self.stores.items()}, self.weights)
 
     @property
     def labels(self) -> list[str] | None:

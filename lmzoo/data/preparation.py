@@ -74,6 +74,18 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
     return tokenizers.Tokenizer(read_meta(kept)["tokenizer"], node.get("special"))
 
 
+def store_name(config: Mapping, tokenizer: tokenizers.Tokenizer) -> str:
+    """The name of the store that a run of `config` trains on: a hash of all that goes in."""
+    return key(Source(config["data"]).identity(), *_settings(config, tokenizer))
+
+
+def _settings(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
+              labels: list[str] | None = None) -> list:
+    """What a store depends on, beside its source."""
+    words, unique = bool((config.get("task") or {}).get("whole_word")), bool(config["data"].get("deduplicate"))
+    return [tokenizer.hash, split, labels, words, unique]
+
+
 def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
             labels: list[str] | None = None) -> Store:
     """The token store of a run (`config` is the whole), built if the cache does not hold it.
@@ -82,9 +94,8 @@ def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None 
     `labels` fixes the classes and their numbers (those of a trained classifier). Where words begin is kept if the task
     says `whole_word`.
     """
-    data, words = config["data"], bool((config.get("task") or {}).get("whole_word"))
-    source, unique = Source(data), bool(data.get("deduplicate"))
-    settings = [tokenizer.hash, split, labels, words, unique]
+    data, settings = config["data"], _settings(config, tokenizer, split, labels)
+    source, (*_, words, unique) = Source(data), settings
     folder = cache_dir(data) / "stores" / key(source.identity(), *settings)
     if _fault(folder / "meta.json", _verify) is not None:
         partial = folder.with_name(f"{key(FORMAT, source.config, *settings)}.partial")

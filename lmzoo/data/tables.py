@@ -187,6 +187,8 @@ def _check_network() -> None:
     """Where nothing answers at the Hub's address, let its library look into its cache at once: else it tries for half
     a minute first."""
     constants, settings = imported("huggingface_hub").constants, imported("datasets").config
+    if settings.HF_HUB_OFFLINE:
+        return
     try:
         urlopen(Request(constants.ENDPOINT, method="HEAD"), timeout=10).close()
     except HTTPError:
@@ -211,7 +213,8 @@ class Hub(Saved):
         if not (path or self.name):
             raise UserError("data.name is not set: give a data set of the Hub, or a local one as data.path")
         if not path:
-            _check_network()
+            if not Path(self.name).exists():
+                _check_network()
             return _loaded(f"data.name={self.name}", "load_dataset", self.name, self.config, keep_in_memory=False)
         config = None if self.name else self.config  # a folder beside a named data set (data.val_path) has its own
         return _loaded(f"data.path={path}", "load_dataset", str(Path(path).expanduser()), config, keep_in_memory=False)
