@@ -1,7 +1,7 @@
 """What training takes of a device's memory at its highest, by engine: worked out without making room for anything.
 
 N weights take 4 bytes each, so do their gradients; what the optimizer keeps is asked of it, on tensors without content.
-So is what the blocks keep for the backward pass. A head works on at most 2,048 targets at once and holds HEAD times
+So is what the blocks keep for the backward pass. A head works on a chunk of targets at once and holds HEAD times
 their logits in float32: the logits, their softmax's gradient and what is on the way. DDP sends gradients in buckets,
 which hold them once more. FSDP over n devices keeps an n-th of the three; beside it, in the precision of the products,
 the root's weights and two blocks' (one runs, the next arrives), and their gradients. Where micro-batches are
@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from . import checkpoint, engines, optim
+from .blocks.loss import ROWS
 
-HEAD = 5
-CHUNK = 2048  # targets
+HEAD = 4
 WAYS = [(engine, recompute) for engine in ("one device", "ddp", "fsdp") for recompute in (False, True)]  # quick first
 
 
@@ -73,7 +73,7 @@ def passes(
     stacks = [(net.encoder, length), (net.decoder, length)] if hasattr(net, "encoder") else [(net, length)]
     inputs = sum(rows * length * stack.d_model * stack.n_layers * 4 for stack, length in stacks)
     n_blocks = sum(stack.n_layers for stack, _ in stacks)
-    head = HEAD * 4 * min(rows * length, CHUNK) * net.vocab_size
+    head = HEAD * 4 * min(rows * length, ROWS["cuda" if fused else "cpu"]) * net.vocab_size
     return Passes(kept[1], kept[0] - kept[1], n_blocks, inputs, head)
 
 

@@ -131,10 +131,6 @@ def build_trainer(config: DictConfig, steps: int):
     if words.keep_memory and on_cpu(words.accelerator):
         engines.keep_memory()
     sharded = words.strategy == "fsdp" and config.checkpoint.sharded
-    if words.strategy == "fsdp" and words.precision.startswith("16"):
-        raise UserError(f"trainer.precision={words.precision}: fsdp has no fp16; take bf16-mixed or 32-true")
-    if words.strategy == "fsdp" and str(config.optim.optimizer.get("_target_")).endswith(".Adafactor"):
-        raise UserError("optim=adafactor: torch's needs whole matrices, which fsdp has not; take adamw or muon")
     half = half_on_cpu() if words.precision == "16-mixed" and on_cpu(words.accelerator) else None
     options = dict(
         accelerator=words.accelerator,

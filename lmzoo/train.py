@@ -60,6 +60,11 @@ def train(config: DictConfig):
 
     config = parts.settled(config)
     task, module = assemble(config)
+    if task.plan.first_step >= task.total_steps:
+        raise UserError(f"ckpt={config.ckpt}: that run has taken {task.plan.first_step} steps, and would end after "
+                        f"{task.total_steps}: give a larger trainer.max_steps to go on")
+    if config.ckpt:
+        say(f"going on from step {task.plan.first_step:,} of {task.total_steps:,}")
     with run_folder(config, task.tokenizer) as folder:
         trainer = parts.build_trainer(config, task.total_steps)
         task.environment = environment.describe()
@@ -138,11 +143,6 @@ def assemble(config: DictConfig):
                              limits={"val": config.trainer.limit_val_batches})
     task.total_steps = count_steps(config.trainer, module)
     first_step = state.get("global_step", 0)
-    if first_step >= task.total_steps:
-        raise UserError(f"ckpt={config.ckpt}: that run has taken {first_step} steps, and would end after "
-                        f"{task.total_steps}: give a larger trainer.max_steps to go on")
-    if earlier:
-        say(f"going on from step {first_step:,} of {task.total_steps:,}")
     task.plan = plan(net, config, module, task, steps=task.total_steps, first_step=first_step)
     if config.trainer.overfit:
         repeat_first_window(module, task.total_steps)

@@ -25,7 +25,7 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "plan": {"optim"},
     "checkpoint": {"tokenizer"},
     "engines": {"checkpoint"},
-    "memory": {"checkpoint", "engines", "optim"},
+    "memory": {"blocks", "checkpoint", "engines", "optim"},
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
     "tasks": {"blocks", "draws", "optim", "filling", "checkpoint", "tokenizer"},

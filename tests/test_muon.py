@@ -163,10 +163,10 @@ def trained(rank=0, world=1):
 
 
 def test_two_ranks_are_one(tmp_path):
-    """To 1e-4 of weights that move by 0.02: Newton-Schulz in bfloat16 makes more of a gradient's last digits."""
+    """To 3e-4 of weights that move by 0.02: Newton-Schulz in bfloat16 makes more of a gradient's last digits."""
     expected, before = trained(), parameters(make("llama", vocab_size=VOCABULARY, n_layers=3))
     for found in ranks.run(__file__, tmp_path):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        torch.testing.assert_close(found, expected, rtol=0, atol=3e-4)
     moved = {name for name, weight in expected.items() if not torch.equal(weight, before[name])}
     assert moved == {name for name in expected if not name.startswith("blocks.0.")}
 
