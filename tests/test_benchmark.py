@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lmzoo.tools.benchmark import NAMES, arm, data, measure, peers, startup, train
+from lmzoo.tools.benchmark import NAMES, arm, data, measure, peers, scale, startup, train
 from lmzoo.tools.benchmark import __main__ as command
 from lmzoo.tools.benchmark.measure import Row, by_turns, disk, peak_memory, ratio, spread
 
@@ -126,7 +126,7 @@ def test_peers_are_of_the_same_size_and_read_the_same_batch(family, library, kin
     pytest.importorskip(LIBRARIES[library])
     shape = train.SHAPES["cpu"][family]
     with torch.device("meta"):
-        net = lmzoo.build(lmzoo.compose(*train.words(family, "cpu", tmp_path)).model)
+        net = lmzoo.build(lmzoo.compose(*train.words(family, train.SHAPES["cpu"][family], "cpu", tmp_path)).model)
     ours = sum(weight.numel() for weight in net.parameters())
     torch.manual_seed(0)
     net, loss = peers.attentions(family, library)[str(kind)](shape)
@@ -172,6 +172,24 @@ def test_a_small_run_of_training(tmp_path):
     assert [row["arm"] for row in rows] == ["lmzoo", "lmzoo keep_memory", "ceiling", "lmzoo", "ceiling"]
     assert all(set(row) >= KEYS for row in rows) and (tmp_path / "train.png").stat().st_size > 5000
     assert all(row["mfu"] > 0 and row["first_s"] > 0 and row["peak_memory_mb"] > 100 for row in rows if row["mfu"])
+
+
+def test_along_an_axis_one_size_grows():
+    assert scale.shape("d_model", 512) == scale.BASE | {"d_model": 512, "d_ff": 2048, "n_heads": 16}
+    assert all(size in scale.AXES[axis] for axis, size in scale.BASE.items() if axis in scale.AXES)
+    tokens = {scale.shape("max_len", size)["batch_size"] * size for size in scale.AXES["max_len"]}
+    assert tokens == {scale.BASE["batch_size"] * scale.BASE["max_len"]}
+
+
+@pytest.mark.slow
+def test_a_small_run_of_scale(tmp_path, monkeypatch):
+    monkeypatch.setattr(scale, "BASE", scale.BASE | {"d_model": 64, "n_layers": 2, "batch_size": 2})
+    monkeypatch.setattr(scale, "AXES", {"n_layers": [1, 2]})
+    given = {"family": "gpt", "dtype": "fp32", "axes": ["n_layers"], "steps": 1, "rounds": 1, "threads": 1}
+    rows = list(scale.run(SimpleNamespace(**given, png=tmp_path / "scale.png")))
+    assert [row.arm for row in rows] == ["lmzoo n_layers=1", "lmzoo n_layers=2"]
+    assert all(row.tokens_per_s > 0 and row.mfu > 0 for row in rows) and rows[1].note.startswith("1.00 ")
+    assert (tmp_path / "scale.png").stat().st_size > 5000
 
 
 @pytest.mark.slow

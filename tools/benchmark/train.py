@@ -129,9 +129,8 @@ def run(given: argparse.Namespace) -> Iterator[Row]:
         picture(rows, given.png)
 
 
-def words(family: str, device: str, folder: Path) -> list[str]:
+def words(family: str, shape: dict[str, int], device: str, folder: Path) -> list[str]:
     """The words of lmzoo's run."""
-    shape = SHAPES[device][family]
     sizes = [f"model.{word}={n}" for word, n in shape.items() if word != "batch_size"]
     return [
         f"model={family}", f"task={FAMILIES[family]}", "model.dropout=0", *sizes, *(SPAN_WORDS * (family == "t5")),
@@ -149,7 +148,7 @@ def prepared(family: str, device: str, folder: Path) -> tuple[Path, float]:
     from lmzoo.plan import count_flops
     from lmzoo.train import assemble
 
-    task, module = assemble(parts.settled(compose(*words(family, device, folder))))
+    task, module = assemble(parts.settled(compose(*words(family, SHAPES[device][family], device, folder))))
     windows = islice(module.train_dataloader(), BATCHES)
     kept = ("input_ids", "decoder_input_ids", "labels")
     batches = [{name: batch[name] for name in kept if name in batch} for (batch,) in windows]
@@ -181,7 +180,7 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
         for compiled, keep in kinds:
             arm = Arm(library, family, dtype, compiled, device, shape, str(batches), keep)
             place = folder / what.replace(" ", "-") / arm.name.replace(" ", "-")
-            arm.words = [*words(family, device, place), f"trainer.precision={PRECISIONS[dtype]}",
+            arm.words = [*words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}",
                          f"compile={compiled}", f"trainer.keep_memory={keep}"]
             said = arm.start(environment(allocator, given.threads, place))
             if "missing" in said:
