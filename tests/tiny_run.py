@@ -10,8 +10,7 @@ from lmzoo import checkpoint
 
 TINY = (
     "size=tiny", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=32", "model.max_len=24",
-    "model.dropout=0.2", "data.row_length=24", "data.batch_size=8", "data.val_fraction=0.1", "optim.lr=1e-2",
-    "trainer.precision=32-true",
+    "model.dropout=0.2", "data.batch_size=8", "data.val_fraction=0.1", "optim.lr=1e-2", "trainer.precision=32-true",
     "trainer.max_steps=8", "trainer.val_every_n_steps=3", "trainer.log_every_n_steps=2", "checkpoint.every_n_steps=1",
     "checkpoint.keep_last=9", "logger.wandb.mode=disabled", "tokenizer=byte", "data.processes=1",
 )  # fmt: skip
