@@ -4,11 +4,12 @@ import json
 import random
 import subprocess
 import sys
+from itertools import islice
 from types import SimpleNamespace
 
 import pytest
 import torch
-from lmzoo.tools.benchmark import NAMES, arm, data, measure, peers, scale, startup, train
+from lmzoo.tools.benchmark import NAMES, arm, data, measure, packing, peers, scale, startup, train
 from lmzoo.tools.benchmark import __main__ as command
 from lmzoo.tools.benchmark.measure import Row, by_turns, disk, peak_memory, ratio, spread
 
@@ -190,6 +191,21 @@ def test_a_small_run_of_scale(tmp_path, monkeypatch):
     assert [row.arm for row in rows] == ["lmzoo n_layers=1", "lmzoo n_layers=2"]
     assert all(row.tokens_per_s > 0 and row.mfu > 0 for row in rows) and rows[1].note.startswith("1.00 ")
     assert (tmp_path / "scale.png").stat().st_size > 5000
+
+
+def test_sentences_are_lines_of_some_words():
+    lines = list(islice(packing.sentences(), 1000))
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    assert {len(line.split()) for line in lines} == set(range(packing.FEWEST, packing.MOST + 1))
+
+
+@pytest.mark.slow
+def test_a_small_run_of_packing(tmp_path):
+    small = ["packing", "--families", "bert", "--dtype", "fp32", "--rounds", "1", "--steps", "1"]
+    subprocess.run([sys.executable, "-m", "lmzoo.tools.benchmark", *small, "--json", tmp_path / "rows.json"], check=True)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["arm"] for row in rows] == ["lmzoo single", "lmzoo fit", "lmzoo isolate"]
+    assert all(set(row) >= KEYS and row["tokens_per_s"] > 0 for row in rows)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import nn
 from lmzoo import UserError, build, compose, memory, optim
 from lmzoo.checks import groups, model_family
 from lmzoo.literal import plain
-from lmzoo.plan import BYTES_PER_WEIGHT, count_flops, count_parameters, line, size
+from lmzoo.plan import count_flops, count_parameters, line, size
 
 PARTS = ("weights", "gradients", "optimizer", "activations")
 TASKS = {"decoder": "clm", "encoder": "mlm", "encoder-decoder": "span_corruption"}  # any that fits the family
@@ -38,7 +38,7 @@ def count(*words: str, devices: int = 8, device_memory: str | None = None) -> st
 
 
 def table(net: nn.Module) -> str:
-    """Parameters by part, FLOPs of training per token of a full row, bytes of the weights and of training's state."""
+    """Parameters by part, FLOPs of training per token of a full row, bytes of the weights."""
     parts = count_parameters(net)
     total, length = sum(parts.values()), net.max_len
     rows = {"tokens": length, "targets": length, "length": length}
@@ -52,7 +52,6 @@ def table(net: nn.Module) -> str:
             line("arithmetic", f"{count_flops(net, **rows) / length / 1e6:,.1f}",
                  f"MFLOP per token (6N + attention), rows of {length:,}{both}"),
             line("weights", size(4 * total), "float32; half of it in bfloat16"),
-            line("training state", size(BYTES_PER_WEIGHT * total), "weights, gradients and AdamW's moments, float32"),
         ]
     )  # fmt: skip
 

@@ -84,7 +84,7 @@ def take_ours(arm: dict, turns: Turns) -> None:
     task, module = assemble(config)
     loader = module.train_dataloader
     module.train_dataloader = lambda: Paced(loader(), turns)
-    turns.facts = {"flops_per_token": task.plan.flops_per_token}
+    turns.facts = {name: getattr(task.plan, name) for name in ("flops_per_token", "tokens_per_step")}
     turns.loss = lambda: float(task.total) / module.trainer.train_dataloader.targets
     parts.build_trainer(config, task.total_steps).fit(task, datamodule=module)
 
