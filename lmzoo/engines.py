@@ -21,13 +21,14 @@ import torch
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 
 from . import checkpoint
 from .checkpoint import folders
 from .errors import UserError
+from .optim.slices import slice_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 
@@ -77,13 +78,6 @@ def whole(net: nn.Module, first: bool, trust: Sequence[str] = ()) -> nn.Module:
     if first:
         net.load_state_dict(weights)
     return net
-
-
-def slice_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor spread over the ranks as `like` is; the same one where that isn't, or has another shape."""
-    if not isinstance(like, DTensor) or tensor.shape != like.shape:
-        return tensor
-    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def gathered(node: object, first: bool) -> object:

@@ -19,12 +19,11 @@ from inspect import signature
 import torch
 from torch import Tensor, nn
 
-from . import optim
+from . import memory, optim
+from .blocks.loss import IGNORED
 
 PARTS = ("embed", "position", "attention", "cross", "ffn", "norms", "head", "other")
-BYTES_PER_WEIGHT = 16  # float32 weight, gradient and AdamW's two moments
 MEASURED_SECONDS = 1.0
-IGNORED = -100  # the label of a position without a target
 
 # Dense peaks from the vendors' data sheets, FLOP/s: (bfloat16 or float16 with float32 sums, float32 without TF32).
 PEAKS = {
@@ -129,8 +128,7 @@ class Plan:
     peak_source: str
     device: str
     seconds: float | None
-    state_bytes: int
-    activation_bytes: int
+    memory: memory.Memory | None  # of each device; None: its rows are yet to be tried, or a part looks into its tensors
     lost: tuple[int, int, int]  # of the training rows: tokens cut off, padding, and positions with what was cut
     sources: dict[str, tuple[int, int]]  # of a mixture: name -> (rows that are left to read, rows that there are)
     groups: tuple[tuple[str, int, float], ...] = ()  # of the optimizer: (name, parameters, factor of the learning rate)
@@ -164,14 +162,16 @@ class Plan:
             line("arithmetic", f"{self.flops_per_token / 1e6:,.1f}", "MFLOP per token (6N + attention)"),
             line("device", self.device, peak),
             line("time", "unknown" if self.seconds is None else f"about {duration(self.seconds)}"),
-            line(
-                "memory",
-                f"about {size(self.state_bytes + self.activation_bytes)}",
-                f"weights, gradients, moments {size(self.state_bytes)}; activations {size(self.activation_bytes)}",
-            ),
+            self._needed(),
         ]
         return "\n".join(lines)
 
+    def _needed(self) -> str:
+        if self.memory is None:
+            return line("memory", "unknown")
+        total, activations = self.memory.total, self.memory.activations
+        note = f"weights, gradients, moments {size(total - activations)}; activations {size(activations)}"
+        return line("memory", f"about {size(total)}", note + ("" if self.device.startswith("1 x ") else " each"))
 
     def _trained(self, total: int) -> list[str]:
         """A line on the optimizer's groups, where they are not all parameters in the two that every run has."""
@@ -192,18 +192,16 @@ def plan(
     task=None,
     steps: int | None = None,
     first_step: int = 0,
-    precision: str | None = None,
 ) -> Plan:
     """The plan of the run that `config` describes; takes about two seconds, in which the net is run on one micro-batch.
 
     `task`: with it the measured pass is the task's own loss. `steps`: of the whole run; None: as `trainer` says.
-    `first_step`: how many of them are taken already. `precision`: Lightning's word; None: as `trainer` says, "auto" as
-    float32. On a GPU nothing is run, and the time is
-    that of the arithmetic at 40 % of the peak.
+    `first_step`: how many of them are taken already. On a GPU nothing is run, and the time is that of the arithmetic at
+    40 % of the peak.
     """
     trainer, rows_per_step = config["trainer"], config["data"]["batch_size"]
     device, devices = _devices(trainer)
-    dtype = _dtype(precision or trainer["precision"])
+    dtype = _dtype(trainer["precision"])
     batch = next(iter(datamodule.train_dataloader()))[0]
     rows, length = batch["input_ids"].shape
     tokens, targets = _kept(batch, ""), int((batch["labels"] != IGNORED).sum())
@@ -219,11 +217,13 @@ def plan(
     val_rows = min(datamodule.n_rows("val"), rows_per_step * (trainer["limit_val_batches"] or math.inf))
     row_passes = rows_left + val_rows * validations / 3  # a forward is a third of a pass
     if device.type == "cpu" and flops / peak < 2 * MEASURED_SECONDS and not datamodule.undecided:
-        seconds, activation_bytes = measure(net, batch, task, dtype)
-        seconds *= row_passes / rows
+        seconds = measure(net, batch, task, dtype) * row_passes / rows
     else:
         seconds = flops * row_passes / rows / (0.4 * peak * devices) if peak else None
-        activation_bytes = estimate_activations(net, rows * length, rows * decoder["decoder_length"], dtype)
+    needed = None
+    if not datamodule.undecided:
+        sides = (length, decoder["decoder_length"])
+        needed = memory.of_run(config, rows, sides, targets, device, devices, dtype)
     return Plan(
         parameters=count_parameters(net),
         corpus={split: (datamodule.n_tokens(split), datamodule.n_rows(split)) for split in ("train", "val")},
@@ -238,8 +238,7 @@ def plan(
         peak_source=source,
         device=f"{devices} x {torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type}",
         seconds=seconds,
-        state_bytes=BYTES_PER_WEIGHT * sum(weight.numel() for weight in net.parameters()),
-        activation_bytes=activation_bytes,
+        memory=needed,
         lost=datamodule.lost,
         sources=datamodule.sources(first_step, steps),
         groups=tuple(
@@ -261,17 +260,11 @@ def count_steps(trainer: Mapping, datamodule) -> int:
     return min(bounds, default=datamodule.steps_per_epoch)
 
 
-def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> tuple[float, int]:
-    """(seconds, bytes kept for the backward pass) of one forward and backward of `batch` on the CPU.
+def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> float:
+    """Seconds of one forward and backward of `batch` on the CPU.
 
     Weights, gradients and the random state are afterwards as they were.
     """
-    weights = {weight.untyped_storage().data_ptr() for weight in net.parameters()}
-    kept: dict[int, int] = {}
-
-    def note(saved: Tensor) -> Tensor:
-        kept[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
-        return saved
 
     def run() -> None:
         with torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext():
@@ -279,24 +272,16 @@ def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> tuple[f
         loss.backward()
 
     with torch.random.fork_rng(devices=[]):
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda saved: saved):
-            passes = [_seconds(run)]  # the first is slower: it does not count if there is time for another
+        passes = [_seconds(run)]  # the first is slower: it does not count if there is time for another
         while len(passes) < 4 and sum(passes) < MEASURED_SECONDS:
             passes.append(_seconds(run))
     net.zero_grad(set_to_none=True)
-    return statistics.median(passes[1:] or passes), sum(n for where, n in kept.items() if where not in weights)
+    return statistics.median(passes[1:] or passes)
 
 
 def _logits_sum(net: nn.Module, batch: Mapping) -> Tensor:
     taken = [name for name in signature(net.forward).parameters if name in batch]
     return net(**{name: batch[name] for name in taken}).float().logsumexp(-1).sum()
-
-
-def estimate_activations(net: nn.Module, tokens: int, decoder_tokens: int, dtype: torch.dtype) -> int:
-    """Bytes kept for the backward pass: per token and layer about ten rows of width d_model and four of d_ff."""
-    stacks = [(net.encoder, tokens), (net.decoder, decoder_tokens)] if hasattr(net, "encoder") else [(net, tokens)]
-    numbers = sum(n * s.share * sum(10 * s.d_model + 4 * b.ffn.up.out_features for b in s.blocks) for s, n in stacks)
-    return numbers * dtype.itemsize
 
 
 def _kept(batch: Mapping, side: str) -> int:

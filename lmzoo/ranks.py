@@ -9,6 +9,7 @@ the next one goes on in the folder of the one before, which is named by the job'
 """
 
 import os
+import re
 import subprocess
 from datetime import timedelta
 from itertools import count
@@ -65,16 +66,27 @@ def requeued() -> bool:
 
 
 def requeue() -> str:
-    """Ask SLURM to put this job back into the queue; what became of it, empty where there is no job."""
-    if "SLURM_JOB_ID" not in os.environ:
+    """Ask SLURM to put this job back into the queue; what became of it, empty where there is no job.
+
+    SIGTERM comes from preemption and a time limit, and from scancel too, which marks the job as ending before: such a
+    job, unless it is for its time, stays out of the queue, where its user wants it (a preempted one SLURM requeues).
+    """
+    if not (number := os.environ.get("SLURM_JOB_ID")):
         return ""
-    command = ["scontrol", "requeue", os.environ["SLURM_JOB_ID"]]
+    _, about = _scontrol("show", "job", number)
+    if (state := re.search(r"JobState=(?!RUNNING)\w+", about)) and "Reason=TimeLimit" not in about:
+        return f"job {number} is being ended ({state[0]}): it is not put into the queue again"
+    done, said = _scontrol("requeue", number)
+    return f"scontrol requeue {number}: {'the job is in the queue again' if done else said}"
+
+
+def _scontrol(*words: str) -> tuple[bool, str]:
+    """(whether it was done, what was said) of one of SLURM's commands."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True)
-        failure = done.stderr.strip() or f"code {done.returncode}" if done.returncode else ""
+        done = subprocess.run(["scontrol", *words], capture_output=True, text=True)
     except OSError as error:
-        failure = str(error)
-    return f"{' '.join(command)}: {failure or 'the job is in the queue again'}"
+        return False, str(error)
+    return not done.returncode, done.stdout if not done.returncode else done.stderr.strip() or f"code {done.returncode}"
 
 
 def _store():

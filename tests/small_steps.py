@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from unittest import mock
 
 import torch
 from lightning import Trainer
@@ -97,6 +98,11 @@ def assert_same(one, other, tolerance=1e-6):
 
 
 ADAMW = {"lr": 0.02, "weight_decay": 0.1, "clip_norm": 0.1, "optimizer": partial(torch.optim.AdamW)}
+
+
+def newton_schulz_in_fp32():
+    """torch's Muon without its bfloat16, in which the last digits of a momentum become a hundredth of an update."""
+    return mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone)
 
 
 def scaled(scale):

@@ -23,21 +23,26 @@ from torch.utils.data import DataLoader
 
 import models
 import ranks
-from lmzoo import checkpoint, engines
+from lmzoo import checkpoint, engines, optim
 from lmzoo.callbacks import AtomicIO
+from small_steps import newton_schulz_in_fp32
 
 FAMILIES = ("gpt", "bert", "t5")
 # keys' biases have no gradient but rounding's, which AdamW would make into steps of full length without an eps
 ADAMW = {"lr": 0.02, "weight_decay": 0.1, "clip_norm": 0.1, "optimizer": partial(torch.optim.AdamW, eps=1e-3)}
+OPTIMIZERS = {
+    "muon": ADAMW | {"optimizer": partial(optim.MuonAdamW, eps=1e-3)},
+    "adafactor": ADAMW | {"optimizer": partial(optim.Adafactor, eps=(1e-3, 1e-3))},
+}
 N_STEPS, HALF = 4, 2
 
 
-def task(name, optim=ADAMW, recompute=False, **words):
+def task(name, settings=ADAMW, recompute=False, **words):
     net = models.make(name, dropout=0.1, **words).train()
     if recompute:
         engines.recompute_blocks(net)
     kind = object.__new__(SpanCorruption if net.family == "encoder-decoder" else Task)
-    Task.__init__(kind, net, None, optim, lambda step, total: 1 / (1 + step))
+    Task.__init__(kind, net, None, settings, lambda step, total: 1 / (1 + step))
     kind.identity = {"config": {"model": net.config}}
     return kind
 
@@ -116,7 +121,19 @@ def scenarios(folder, rank):
         half.trainer.save_checkpoint(folder / file)
         note(f"from {file}", task("gpt"), "gpt", ckpt_path=folder / file)
     note("from plain", task("gpt"), "gpt", ckpt_path=folder / "plain.ckpt")
+    for name, settings in OPTIMIZERS.items():
+        note(name, task("gpt", settings), "gpt").trainer.save_checkpoint(folder / f"{name}.ckpt")
+        half = task("gpt", settings)
+        fit(half, "gpt", **spread, half=True, sharded=True)
+        half.trainer.save_checkpoint(folder / f"half-{name}.ckpt")
+        note(f"from {name}", task("gpt", settings), "gpt", ckpt_path=folder / f"half-{name}.ckpt")
     return results, facts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def precise():
+    with newton_schulz_in_fp32():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +141,9 @@ def plain(tmp_path_factory):
     """(folder, {name: (losses, weights)}) of one process, which leaves a checkpoint of half a run in the folder."""
     folder = tmp_path_factory.mktemp("ranks")
     results = {}
-    for scenario, name, words in (*((name, name, {}) for name in FAMILIES), ("share", "gpt", {"share": 2})):
+    settings = {name: {"settings": value} for name, value in OPTIMIZERS.items()}
+    for scenario, words in {**dict.fromkeys(FAMILIES, {}), "share": {"share": 2}, **settings}.items():
+        name = scenario if scenario in FAMILIES else "gpt"
         run = task(name, **words)
         results[scenario] = fit(run, name), weights(run)
         run.trainer.save_checkpoint(folder / f"one-{scenario}.ckpt")
@@ -144,7 +163,9 @@ def assert_same(one, other, tolerance=1e-6):
     torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("scenario", [*FAMILIES, "share", "recompute", *(f"ddp {name}" for name in FAMILIES)])
+@pytest.mark.parametrize(
+    "scenario", [*FAMILIES, "share", "recompute", *OPTIMIZERS, *(f"ddp {name}" for name in FAMILIES)]
+)
 def test_a_spread_run_is_that_of_one_process(plain, spread, scenario):
     """Losses and final weights, with dropout, clipping, accumulation and tied weights."""
     expected = plain[1]["gpt" if scenario == "recompute" else scenario.removeprefix("ddp ")]
@@ -198,7 +219,19 @@ def shapes(node):
     return (type(node), node.shape, node.dtype) if isinstance(node, torch.Tensor) else type(node)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_needs_whole_matrices_resumes_on_two_ranks_and_on_one(plain, spread, name):
+    """From a folder of shares; merged, it goes on in one process."""
+    losses, whole = spread[0][name]
+    assert spread[0][f"from {name}"][0] == losses[HALF:]
+    assert_same(spread[0][f"from {name}"][1], whole, 0.0)
+    checkpoint.write(checkpoint.read(plain[0] / f"half-{name}.ckpt"), plain[0] / f"merged-{name}.ckpt")
+    run = task("gpt", OPTIMIZERS[name])
+    assert fit(run, "gpt", ckpt_path=plain[0] / f"merged-{name}.ckpt") == pytest.approx(losses[HALF:], abs=1e-6)
+    assert_same(weights(run), whole)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *OPTIMIZERS])
 def test_checkpoints_are_alike(plain, spread, name):
     """BEHAVIOUR 27: the same keys, shapes and types, moments by the same numbers."""
     one, two = (checkpoint.read(plain[0] / f"{file}.ckpt") for file in (f"one-{name}", name))
@@ -255,7 +288,8 @@ def test_filling_and_whole_leave_a_net_of_one_process_alone():
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    ranks.save(scenarios(ranks.folder(), ranks.rank()))
+    with newton_schulz_in_fp32():
+        ranks.save(scenarios(ranks.folder(), ranks.rank()))
 
 
 FAULTS = """

@@ -22,6 +22,7 @@ import small_run
 from lmzoo import UserError
 from lmzoo.callbacks import Guard
 from lmzoo.callbacks.guards import first_place
+from lmzoo.engines import FSDP, gathered
 from lmzoo.errors import Diverged
 from models import FAMILIES, ids, logits, make
 from small_steps import ADAMW, Net, fit, micro_batches, scaled, share, task, weights
@@ -78,23 +79,23 @@ class Steps(Callback):
         self.moments.append([value.clone() for weight in state.values() for value in weight.values()])
 
 
-def windows(poisoned, n=6):
-    """n steps of 4 micro-batches; those in `poisoned` read POISON in the third."""
+def windows(poisoned, n=6, bad=2):
+    """n steps of 4 micro-batches; those in `poisoned` read POISON in the `bad` one."""
     found = [micro_batches(4, seed) for seed in range(n)]
     for window in found:
         for micro in window:
             micro["input_ids"] = micro["input_ids"] % POISON
     for step in poisoned:
-        found[step][2]["input_ids"][0, 0] = POISON
+        found[step][bad]["input_ids"][0, 0] = POISON
     return found
 
 
-def run(tmp_path, poisoned, backward=False, recipe=ADAMW, stop_after=3, rank=0, world=1, **settings):
+def run(tmp_path, poisoned, backward=False, recipe=ADAMW, stop_after=3, rank=0, world=1, bad=2, **settings):
     """(the task, the steps' outputs, what they left, the guard or what it raised) of six steps."""
     steps, guard = Steps(), Guard(tmp_path, stop_after)
     torch.manual_seed(0)
     trained = task(Fragile(backward), recipe, total_steps=6, schedule=lambda step, total: 1 / (1 + step))
-    given = [share(window, rank, world) for window in windows(poisoned)]
+    given = [share(window, rank, world) for window in windows(poisoned, bad=bad)]
     try:
         fit(trained, given, callbacks=[steps, guard], **settings)
     except Diverged as error:
@@ -206,27 +207,45 @@ def test_a_command_that_diverges_ends_with_one_line(tmp_path, ranks):
     assert all(weight.isfinite().all() for weight in state.values())
 
 
+ENGINES = {"ddp": partial(DDPStrategy, broadcast_buffers=False), "fsdp": FSDP}
+
+
 def two(folder, rank=0, world=1):
-    """What a rank saw of a run whose third micro-batch of step 2 is bad, and of one that ends."""
+    """What a rank saw under each engine of two runs: micro-batch 1 of step 2 has a bad output, or a bad gradient."""
+    return {engine: under(engine, folder, rank, world) for engine in (ENGINES if world > 1 else ("one",))}
+
+
+def under(engine, folder, rank, world):
     results = []
     for backward in (False, True):
-        ddp = {"strategy": DDPStrategy(broadcast_buffers=False), "devices": 2} if world > 1 else {}
+        spread = {"strategy": ENGINES[engine](), "devices": 2} if world > 1 else {}
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
-            trained, outputs, _, _ = run(folder, [1], backward, rank=rank, world=world, **ddp)
+            trained, outputs, steps, _ = run(folder, [1], backward, rank=rank, world=world, bad=1, **spread)
         said = [str(one.message) for one in heard if "was skipped" in str(one.message)]
-        results.append((weights(trained), [output["skipped"] for output in outputs], said))
+        kept = [all(map(torch.equal, steps.moments[i], steps.moments[i + 1])) for i in range(3)]
+        kept += [all(map(torch.equal, steps.weights[i].values(), steps.weights[i + 1].values())) for i in range(3)]
+        results.append((gathered(weights(trained), True), [output["skipped"] for output in outputs], said, kept))
     return results
 
 
-def test_ranks_skip_alike(tmp_path):
-    """The bad micro-batch is rank 0's (2 % 2); both skip, end with one rank's weights, and rank 0 says whose it was."""
-    found, expected = ranks.run(__file__, tmp_path), two(tmp_path)
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return ranks.run(__file__, folder), two(folder)["one"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ranks_skip_alike(spread, engine):
+    """The bad micro-batch is rank 1's; both skip and change nothing in step 2 only, end with the weights of one
+    process, and rank 0 says whose it was."""
+    found, expected = spread
     for rank, results in enumerate(found):
-        for (ours, skipped, said), (theirs, wanted, told) in zip(results, expected, strict=True):
+        for (ours, skipped, said, kept), (theirs, wanted, told, _) in zip(results[engine], expected, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+            assert kept == 2 * [True, False, False]
             assert skipped == wanted == [0, 1, 1, 1, 1, 1]
-            assert said == (told if rank == 0 else [])
+            assert said == ([one.replace("on rank 0", "on rank 1") for one in told] if rank == 0 else [])
 
 
 if __name__ == "__main__":

@@ -87,6 +87,23 @@ def test_a_gpus_attention_keeps_no_scores():
     assert ours.blocks - theirs.blocks >= 4 * 2 * 4 * 64 * 64 * 4 and ours.outside == theirs.outside
 
 
+def test_an_optimizer_that_looks_at_its_weights_is_counted_too():
+    """Adafactor keeps a number for each row and column of a matrix, one for each of a vector's, and a step a tensor."""
+    with torch.device("meta"):
+        net = memory.checkpoint.build(models.config("gpt", **SIZES["gpt"]))
+    shapes = [weight.shape for weight in net.parameters()]
+    assert memory.moments(net, ADAMW | {"optimizer": torch.optim.Adafactor}) == 4 * sum(sum(s) + 1 for s in shapes)
+
+
+def test_targets_and_the_decoder_s_length_count():
+    """Of logits only the targets' are there; two blocks of T5's four are the decoder's, and so is its head."""
+    t5, bert = models.config("t5", n_layers=2), models.config("bert", vocab_size=30)
+    even, short = memory.passes(t5, 2, 8), memory.passes(t5, 2, 8, decoder_length=4)
+    assert short.inputs == 4 * 2 * 16 * (2 * 8 + 2 * 4) and short.head == even.head / 2
+    assert even.blocks / 2 < short.blocks < even.blocks
+    assert memory.passes(bert, 2, 8, targets=3).head == memory.HEAD * 4 * 3 * 30
+
+
 def test_the_root_and_the_blocks_are_all():
     kept = memory.passes(models.config("t5", n_layers=2), 2, 8)
     assert kept.n_blocks == 4 and kept.inputs == 4 * 2 * 8 * 16 * 4

@@ -93,10 +93,14 @@ def test_two_processes_of_torchrun_are_the_run_of_one(words, tmp_path, monkeypat
 
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
-    """A job of SLURM, number 17, and an `scontrol` that notes what it is told; returns the notes' file."""
+    """A job of SLURM, number 17, and an `scontrol` that notes what it is told to do; returns the notes' file.
+
+    It shows of a job what stands in the file `job` beside the notes.
+    """
     told, program = tmp_path / "told", tmp_path / "bin" / "scontrol"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {told}\n')
+    program.write_text(f'#!/bin/sh\nif [ $1 = show ]; then cat {tmp_path}/job; else echo "$@" >> {told}; fi\n')
+    (tmp_path / "job").write_text("   JobState=RUNNING Reason=None Dependency=(null)\n")
     program.chmod(0o755)
     for name, value in {"SLURM_JOB_ID": "17", "SLURM_NTASKS": "1", "SLURM_JOB_NAME": "training"}.items():
         monkeypatch.setenv(name, value)
@@ -135,10 +139,27 @@ def test_what_scontrol_says_of_a_refusal_is_handed_on(slurm, monkeypatch):
     assert ranks.requeue() == ""
 
 
+@pytest.mark.parametrize(
+    "state, reason, again",
+    [
+        ("RUNNING", "None", True),  # preempted, but not yet ended, or a signal that somebody sent
+        ("COMPLETING", "TimeLimit", True),
+        ("COMPLETING", "None", False),  # by scancel
+        ("CANCELLED", "None", False),
+    ],
+)
+def test_a_job_that_was_cancelled_stays_out_of_the_queue(slurm, state, reason, again):
+    (slurm.parent / "job").write_text(f"JobId=17 JobName=training\n   JobState={state} Reason={reason}\n")
+    said = ranks.requeue()
+    assert slurm.exists() == again
+    assert said == ("scontrol requeue 17: the job is in the queue again" if again else
+                    f"job 17 is being ended (JobState={state}): it is not put into the queue again")  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
-def test_a_job_whose_time_is_up_queues_itself_again_and_ends_as_the_whole_run(slurm, words, name):
-    """The same command twice. SIGTERM, as scancel sends it, saves too, but the job stays where it is."""
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM", "SIGINT"])
+def test_a_job_that_is_told_to_go_queues_itself_again_and_ends_as_the_whole_run(slurm, words, name):
+    """The same command twice. Ctrl-C saves too, but the job stays where it is."""
     given = words(None, "model=gpt", "task=clm", "trainer.max_steps=60", "trainer.val_every_n_steps=20",
                   "checkpoint.every_n_steps=5", "data.num_workers=0")  # fmt: skip
     command = [sys.executable, "-m", "lmzoo.train", *(word for word in given if not word.startswith("run_dir"))]
@@ -150,7 +171,7 @@ def test_a_job_whose_time_is_up_queues_itself_again_and_ends_as_the_whole_run(sl
     first.send_signal(getattr(signal, name))
     said = first.communicate(timeout=120)[0]
     assert first.returncode == 75 and "stopped by a signal" in said
-    assert slurm.exists() == (name == "SIGUSR1")
+    assert slurm.exists() == (name != "SIGINT")
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"SLURM_RESTART_COUNT": "1"})
     assert done.returncode == 0 and "going on from step" in done.stdout, done.stderr
     assert [path.name for path in folder.parent.iterdir()] == ["17-gpt-clm"]

@@ -13,9 +13,10 @@ from hydra.utils import instantiate
 from .groups import freeze, hidden_matrices, parameter_groups, table
 from .muon import MuonAdamW
 from .schedules import constant, cosine, inverse_sqrt, linear, wsd
+from .slices import Adafactor
 
 __all__ = [
-    "MuonAdamW", "build", "constant", "cosine", "freeze", "hidden_matrices", "inverse_sqrt", "linear",
+    "Adafactor", "MuonAdamW", "build", "constant", "cosine", "freeze", "hidden_matrices", "inverse_sqrt", "linear",
     "parameter_groups", "table", "wsd",
 ]  # fmt: skip
 

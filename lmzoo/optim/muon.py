@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from ..errors import UserError
+from .slices import sliced, step_whole
 
 
 class MuonAdamW(Optimizer):
@@ -67,5 +68,8 @@ class MuonAdamW(Optimizer):
         groups = iter(self.param_groups)
         for half in self.halves:  # loading a state puts others in the place of those that the halves knew
             half.state, half.param_groups = self.state, [next(groups) for _ in half.param_groups]
-            half.step()
+            if isinstance(half, Muon) and sliced(half):
+                step_whole(half, Muon)
+            else:
+                half.step()
         return loss
