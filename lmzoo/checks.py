@@ -12,8 +12,9 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
+from . import literal
 from .errors import UserError
-from .signatures import nearest
+from .signatures import misfit, nearest
 
 CONF = Path(str(files("lmzoo.conf")))
 TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
@@ -91,11 +92,24 @@ def check_source(data: Mapping) -> None:
                             f"{', '.join(f'data={name}' for name in taking)}")
     if len(delimiter := str(reader.get("delimiter", ","))) != 1:
         raise UserError(f"data.reader.delimiter={delimiter!r} is not a single character (tabs: call the file .tsv)")
-    for word in ("path", "val_path", "test_path"):
-        library = reader["_target_"].startswith("lmzoo.data.pydoc.") and data.get(word)
+    for place, path in paths(data):
+        library = reader["_target_"].startswith("lmzoo.data.pydoc.") and path
         if library and not (isinstance(library, str) and any(Path(library).expanduser().glob("*.py"))):
-            raise UserError(f"data.{word}={library}: say which kind of source it is, data=text (or jsonl, csv) "
-                            f"data.{word}={library}; the documentation of Python is read from a folder of its library")
+            raise UserError(f"{place}={library}: say which kind of source it is, data=text (or jsonl, csv) "
+                            f"{place}={library}; the documentation of Python is read from a folder of its library")
+
+
+def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
+    """(place, path) of all text that the data names. Refuses a set whose name no metric can hold, or without a path."""
+    for word in ("path", "val_path", "test_path"):
+        if not isinstance(sets := data.get(word), Mapping):
+            yield f"data.{word}", sets
+            continue
+        for name, path in sets.items():
+            literal.check_name(f"data.{word}.{name}", str(name))
+            if not path or misfit(path, "str | list[str]"):
+                raise UserError(f"data.{word}.{name}={path!r} should be a path or a list of them")
+            yield f"data.{word}.{name}", path
 
 
 def check_options(choices: Mapping) -> None:

@@ -14,8 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from .errors import UserError
 
-LISTS = re.compile(r"(tags|trust|add|\w*path)")
-FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|\w*field|\w*column")
+NEVER_NULL = ("tags", "trust", "add")  # lists, where none are given empty ones
+LISTS = re.compile(rf"({'|'.join(NEVER_NULL)}|stop|\w*path)")
+FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter|\w*field"
+                       r"|\w*column")
+FREE_THERE = re.compile(r"logger\.wandb\.(project|group)|tokenizer\.special\.\w+")  # words that mean more elsewhere
+SET = re.compile(r"(?:.*[./])?((?:val|test)_path)\.(.*)")  # one of several, by its name
+NAME = re.compile(r"(?!loss$)[A-Za-z_][A-Za-z0-9_-]{,63}")
 ITEM = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]*?))\s*(?:,|$)""")  # of a list; in quotes it may hold commas
 NULLABLE = re.compile(r"(?!prompt$|text$)")
 
@@ -26,6 +31,8 @@ def prepared(words: Sequence[str]) -> list[str]:
     for word in words:
         if word.startswith("~") and not word.startswith("~callbacks."):
             raise UserError(f"{word}: only a callback can be taken away (~callbacks.NAME); give the word another value")
+        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
+            raise UserError(f"{word!r}: this is no text in UTF-8, so no run can note it; give it another name")
     words = [quote(word) for word in words]
     return [re.sub("^run_dir=", "hydra.sweep.dir=", word) if sweep else word for word in words]  # one for each job
 
@@ -37,16 +44,27 @@ def quote(word: str) -> str:
     """
     key, equals, value = word.partition("=")
     last = re.split(r"[./]", key.lstrip("+"))[-1]
-    if not equals or key.lstrip("+").startswith("hydra") or not FREE_TEXT.fullmatch(last):
+    if of_set := SET.fullmatch(key):
+        check_name(key, of_set[2])
+        key, last = f"++{key.lstrip('+')}", of_set[1]  # which is one path, or none, until it has sets
+    free = FREE_TEXT.fullmatch(last) or FREE_THERE.fullmatch(key.lstrip("+"))
+    if not equals or key.lstrip("+").startswith("hydra") or not free:
         return word
     if value == "null" and NULLABLE.match(last):
-        return word
+        return f"{key}={'[]' if last in NEVER_NULL else 'null'}"
     if LISTS.fullmatch(last) and value[:1] == "[" and value[-1:] == "]" and not os.path.exists(value):
         items = (item[1] or item[2] or item[3] for item in ITEM.finditer(value[1:-1]))
         return f"{key}=[{','.join(map(quoted, filter(None, items)))}]"
-    if last in ("tags", "trust", "add"):
+    if last in NEVER_NULL:
         return f"{key}=[{','.join(quoted(tag.strip()) for tag in value.split(',') if tag.strip())}]"
     return f"{key}={quoted(value)}"
+
+
+def check_name(place: str, name: str) -> None:
+    """Refuse what can't be the NAME in that of a metric, `val/NAME/loss`."""
+    if not NAME.fullmatch(name):
+        raise UserError(f"{place}: {name!r} would stand in val/NAME/loss: begin a name with a letter, then letters, "
+                        "digits, _ and - (and not loss)")
 
 
 def quoted(text: str) -> str:
@@ -55,7 +73,9 @@ def quoted(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` as OmegaConf has to hold it, so that `${x}` in it is read as these four characters."""
+    """`text` as OmegaConf has to hold it, so that `${x}` and `???` (no value yet) are read as these characters."""
+    if text == "???":
+        return "??${oc.decode:?}"
     return re.sub(r"(\\*)\$\{", lambda m: m[1] * 2 + r"\${", text)
 
 

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import checks
 from .errors import UserError
+from .literal import check_name
 from .schema import Data, Source
 from .signatures import nearest
 
@@ -48,6 +49,7 @@ def whole(name: str, given: object, shared: Mapping) -> DictConfig:
     place = f"data.sources.{name}"
     if not isinstance(given, DictConfig):
         raise UserError(f"{place}={given}: a source has words of its own, {place}.path= and {place}.weight=")
+    check_name(place, str(name))
     for word in given:
         if word in OF_ALL:
             raise UserError(f"{place}.{word}: this is one for all sources, data.{word}")

@@ -162,13 +162,22 @@ def build_trainer(config: DictConfig, steps: int):
 
 
 def check_time(trainer, state: Mapping) -> None:
-    """Refuse to go on with a run, left as `state`, whose `max_time` is over."""
+    """Refuse a `max_time` that is over before the first step, of a new run or of one that was left as `state`."""
     earlier = state.get("callbacks", {}).get("Timer")
-    for callback in trainer.callbacks if earlier else ():
+    for callback in trainer.callbacks:
         if callback.state_key == "Timer":
-            callback.load_state_dict(earlier)
+            if earlier:
+                callback.load_state_dict(earlier)
             if callback.time_remaining() <= 0:
-                raise UserError("trainer.max_time is over for that run: give a longer one to go on")
+                raise UserError("trainer.max_time is over for that run: give a longer one to go on" if earlier else
+                                "trainer.max_time leaves no time for a single step: give a longer one, DD:HH:MM:SS")
+
+
+def check_monitor(words: Mapping, task, names: list[str | None]) -> None:
+    """Refuse a metric for the best checkpoint that validation, which tells these sources and sets apart, has not."""
+    known = task.metrics("val", names, [[0.0] * len(task.summed)] * len(names))
+    if words["keep_best"] and words["monitor"] not in known:
+        raise UserError(f"checkpoint.monitor={words['monitor']}: validation has {', '.join(sorted(known))}")
 
 
 def on_cpu(accelerator: str) -> bool:
@@ -199,17 +208,18 @@ def check_processes(devices: int, nodes: int) -> None:
 
 
 def report(metrics: Mapping[str, float], xz: float | None = None) -> str:
-    """The metrics on one line for each split; beside the bits per byte of validation those that `xz` needs.
+    """The metrics, a line for each split and each set of it; beside the bits per byte of validation those of `xz`.
 
     `val    loss 2.345  perplexity 10.43  accuracy 0.512  bits per byte 1.623 (xz: 2.021)`
     """
     splits: dict[str, list[str]] = {}
     for name, value in metrics.items():
-        split, _, metric = name.partition("/")
+        split, _, metric = name.rpartition("/")
         splits.setdefault(split, []).append(f"{metric.replace('_', ' ')} {value:.4g}")
         if name == "val/bits_per_byte" and xz:
             splits[split][-1] += f" (xz: {xz:.4g})"
-    return "\n".join(f"{split:<6} {'  '.join(values)}" for split, values in splits.items())
+    width = max(6, *map(len, splits))
+    return "\n".join(f"{split:<{width}} {'  '.join(values)}" for split, values in splits.items())
 
 
 def end(trainer) -> None:

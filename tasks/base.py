@@ -11,7 +11,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import islice
+from itertools import accumulate, islice
 
 import numpy as np
 import torch
@@ -105,7 +105,8 @@ class Task(LightningModule):
         )
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
-        """Metrics from the sums over a whole split: nats per target, perplexity, accuracy."""
+        """Metrics from the sums over a whole split, or over a set of it as "val/wiki": nats per target, perplexity,
+        accuracy."""
         targets = max(sums["targets"], 1)
         nats = sums["nll"] / targets
         perplexity = math.exp(nats) if nats < 700 else math.inf
@@ -272,15 +273,22 @@ class Task(LightningModule):
         self.report("test")
 
     def report(self, split: str) -> None:
-        """Log the metrics of a split that has been run through, and the loss of each source of a mixture."""
+        """Log the metrics of a split that has been run through."""
         data = self.trainer.datamodule
         names = data.evaluated(split) if data else [None]
         numbers = self.reduce([self.sums[source][name] for source in range(len(names)) for name in self.summed])
-        sums = dict(zip(names, np.reshape(numbers, (len(names), -1)), strict=True))
-        metrics = self.summarise(dict(zip(self.summed, map(float, sum(sums.values())), strict=True)), split)
-        nll, targets = self.summed.index("nll"), self.summed.index("targets")
-        metrics |= {f"{name}/loss": each[nll] / max(each[targets], 1) for name, each in sums.items() if name}
-        self.log_dict({f"{split}/{name}": value for name, value in metrics.items()}, sync_dist=True)
+        self.log_dict(self.metrics(split, names, np.reshape(numbers, (len(names), -1))), sync_dist=True)
+
+    def metrics(self, split: str, names: Sequence[str | None], sums_of: Sequence[Sequence[float]]) -> dict[str, float]:
+        """Those of a split, and of each source and each named set of it (`names`), from the `summed` numbers of each."""
+        sums, found = defaultdict(float), {}
+        for name, own in zip(names, np.asarray(sums_of), strict=True):
+            for place in accumulate([split, *(name.split("/") if name else ())], "{}/{}".format):
+                sums[place] = sums[place] + own
+        for place, all_of_it in sums.items():
+            metrics = self.summarise(dict(zip(self.summed, all_of_it.tolist(), strict=True)), place)
+            found |= {f"{place}/{name}": value for name, value in metrics.items()}
+        return found
 
     def whole(self, split: str) -> bool:
         """Whether all of the split is evaluated, not a part of it as under `limit_val_batches`."""

@@ -110,8 +110,12 @@ class Classification(Task):
         return logits
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
-        """Nats, accuracy, F1 averaged over the classes, and the accuracy of always naming the majority class."""
-        nats, seen = super().summarise(sums, split)["loss"], self.reduce(self.seen)
+        """Nats, accuracy, F1 averaged over the classes, and the accuracy of always naming the majority class; of a set
+        by itself nats and accuracy."""
+        found = super().summarise(sums, split)
+        if "/" in split:
+            return {name: found[name] for name in ("loss", "accuracy")}
+        nats, seen = found["loss"], self.reduce(self.seen)
         majority = max(seen) / max(1, sum(seen))
         return {"loss": nats, "accuracy": self.accuracy.compute(), "f1": self.f1.compute(), "majority": majority}
 

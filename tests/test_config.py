@@ -95,6 +95,9 @@ MISTAKES = [
     (("ckpt=",), "ckpt=: nothing follows the sign"),
     (("task=clm", "init_from="), "init_from=: nothing follows the sign"),
     ((*GPT, "run_dir="), "run_dir=: nothing follows the sign"),
+    ((*GPT, "data=text", "data.val_path.x="), "data.val_path.x='' should be a path or a list of them"),
+    ((*GPT, "data=text", "data.val_path.x=null"), "data.val_path.x=None should be a path or a list of them"),
+    ((*GPT, "data.val_path.x=y"), "data.val_path.x=y: say which kind of source it is, data=text"),
     ((*GPT, "data=text", "data.path="), "data.path=: nothing follows the sign"),
     # folders
     ((*GPT, f"run_dir={__file__}"), "test_config.py is a file; give another folder"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from lmzoo.data import corpus as readers
-from lmzoo.data import preparation, sources
+from lmzoo.data import preparation, sources, workers
 from lmzoo.data.preparation import prepare, prepare_tokenizer
 from lmzoo.errors import UserError
 from small_store import settings, texts
@@ -91,6 +91,22 @@ def test_a_finished_part_is_believed_if_its_files_are_whole(config, monkeypatch,
         store = prepare(config, TOKENIZER)
     store.verify()
     assert parts == [3] and sum(map(len, texts(store, TOKENIZER).values())) == len(LINES)
+
+
+@pytest.mark.parametrize("damage", [flip(0), flip(20), fill(16, b"\0"), DAMAGE["torn"], DAMAGE["empty"]])
+def test_digests_are_believed_if_they_are_whole(config, tmp_path, monkeypatch, caplog, damage):
+    """Of a text that comes twice, throughout: one wrong digest would drop a document or keep it twice."""
+    (tmp_path / "corpus.txt").write_text("\n".join(LINES + LINES))
+    config["data"]["deduplicate"] = True
+    with monkeypatch.context() as patch:
+        patch.setattr(workers.Workshop, "_tokenise", None)
+        with pytest.raises(TypeError):
+            prepare(config, TOKENIZER)
+    *_, file = sorted((Path(config["data"]["cache_dir"]) / "stores").glob("*.partial/*.digests"))
+    damage(file)
+    store = prepare(config, TOKENIZER)
+    assert sorted(sum(texts(store, TOKENIZER).values(), [])) == sorted(LINES)
+    assert store.left_out["documents"] == len(LINES) and f"{file} is damaged: it is made again" in caplog.text
 
 
 @pytest.mark.parametrize("damage", [*TORN.values(), flip(1000), os.remove])

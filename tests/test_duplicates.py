@@ -5,7 +5,8 @@ import pytest
 
 from lmzoo.data import duplicates
 from lmzoo.data.corpus import Document
-from lmzoo.data.duplicates import digests, mark, without
+from lmzoo.data.duplicates import count, digests, mark, verify, without, write
+from lmzoo.errors import UserError
 
 
 def found(texts):
@@ -21,7 +22,8 @@ def test_the_first_of_equal_texts_is_marked(tmp_path, monkeypatch, bucket_mb, at
     parts = [[str(number) for number in draw.integers(0, 60, n)] for n in (100, 0, 1, 250)]
     files = [tmp_path / f"{number}.digests" for number in range(len(parts))]
     for file, texts in zip(files, parts, strict=True):
-        file.write_bytes(b"".join(digests(found(texts))))
+        write(file, found(texts))
+    assert list(map(count, files)) == [100, 0, 1, 250]
     mark(files, tmp_path / "first")
     seen, expected = set(), []
     for text in sum(parts, []):
@@ -32,9 +34,21 @@ def test_the_first_of_equal_texts_is_marked(tmp_path, monkeypatch, bucket_mb, at
 
 
 def test_nothing_to_mark(tmp_path):
-    (tmp_path / "a").touch()
+    write(tmp_path / "a", [])
     mark([tmp_path / "a"], tmp_path / "first")
     assert (tmp_path / "first").read_bytes() == b""
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 47])
+def test_a_damaged_file_of_digests_is_known(tmp_path, place):
+    write(tmp_path / "a", found(["x", "y"]))
+    verify(tmp_path / "a")
+    content = bytearray((tmp_path / "a").read_bytes())
+    content[place] ^= 1
+    for damaged in (content, content[:place], content[:32]):
+        (tmp_path / "a").write_bytes(damaged)
+        with pytest.raises(UserError, match="a is damaged"):
+            verify(tmp_path / "a")
 
 
 def test_a_digest_is_of_the_whole_text():

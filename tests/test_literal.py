@@ -5,6 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lmzoo import literal
+from lmzoo.errors import UserError
 from lmzoo.literal import load, plain, prepared, quote, restore, save
 from lmzoo.schema import register
 
@@ -55,6 +56,20 @@ def test_lists_of_paths_and_tags():
     assert composed(listed).data.path == ["/a/co,mma.txt", 'b, "c"', "it's.txt", "'open", "]"]
     assert composed("tags=one,it's two").tags == ["one", "it's two"]
     assert composed("tags=[one,two]").tags == ["one", "two"]
+
+
+def test_sets_have_names_and_literal_paths():
+    data = composed("data.val_path=a", "data.val_path.x=it's, ${x}.txt", "+data.val_path.y=[a, 'b, c']",
+                    "data.test_path.z=*.txt").data
+    assert plain(data.val_path) == {"x": "it's, ${x}.txt", "y": ["a", "b, c"]}
+    assert plain(data.test_path) == {"z": "*.txt"}
+    assert composed("data.val_path.x=null").data.val_path == {"x": None}
+
+
+@pytest.mark.parametrize("name", ["", "loss", "a/b", "a.b", "1", "-a", "a b", "中", "a" * 65])
+def test_a_name_that_no_metric_can_have(name):
+    with pytest.raises(UserError, match=f"^data.val_path.{name}: '{name}' would stand in val/NAME/loss"):
+        prepared([f"data.val_path.{name}=x.txt"])
 
 
 def test_a_file_with_brackets_is_that_file(tmp_path, monkeypatch):

@@ -11,7 +11,8 @@ import torch
 import lmzoo
 from lmzoo import data
 from lmzoo.data import DataModule
-from lmzoo.data.mixture import BLOCK, Mixed, MixedRows, Mixture, Texts, apportion, naming
+from lmzoo.data.mixture import BLOCK, Mixed, Mixture, Texts, apportion, naming
+from lmzoo.data.packing import JoinedRows
 from lmzoo.errors import UserError
 from small_store import TOKENIZER, write_store
 
@@ -128,7 +129,7 @@ def test_a_mixture_is_its_stores_together(mixture):
 
 @pytest.mark.parametrize("packing", ["stream", "isolate", "fit", "single"])
 def test_rows_are_those_of_one_source_after_the_other(mixture, packing):
-    rows = MixedRows(mixture, "val", packing, 17, 16)
+    rows = JoinedRows(mixture.sets("val"), packing, 17, 16)
     assert len(rows) == sum(map(len, rows.sources.values()))
     expected = [part[i] for part in rows.sources.values() for i in range(len(part))]
     for i, row in enumerate(expected):

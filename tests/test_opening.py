@@ -168,13 +168,20 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, path):
         files(f"{tmp_path}{path}")
 
 
-def test_a_folder_that_may_not_be_read_is_named():
+@pytest.mark.parametrize("mode", [0, 0o444, 0o111])  # neither; listed, but not entered; entered, but not listed
+@pytest.mark.parametrize("path", ["", "*/*.txt", "**/*.txt", "c*/*/x.txt", "*/in/*.txt", "closed/*.txt", "closed/i*"])
+def test_a_folder_that_may_not_be_read_is_named(path, mode):
     with tempfile.TemporaryDirectory() as here:  # where others may look, unlike pytest's own folders
         Path(here).chmod(0o755)
-        (Path(here) / "a.txt").write_text("text")
-        (Path(here) / "closed").mkdir(mode=0)
-        with unprivileged(), pytest.raises(UserError, match=r"^data.path: .*/closed cannot be read: Permission denied"):
-            files(here)
+        for folder in ("open", "closed"):
+            (Path(here) / folder / "in").mkdir(parents=True)
+            (Path(here) / folder / "in" / "x.txt").write_text("text")
+            (Path(here) / folder / "y.txt").write_text("text")
+        (Path(here) / "closed").chmod(mode)
+        with unprivileged():
+            with pytest.raises(UserError, match=r"^data.path: \S*/closed\S* cannot be read: Permission denied"):
+                files(f"{here}/{path}")
+            assert len(files([f"{here}/open/*.txt", f"{here}/o*/in/*"])) == 2  # it is not on the way
 
 
 def test_a_file_that_vanishes_while_it_is_listed_is_named(tmp_path, monkeypatch):

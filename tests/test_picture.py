@@ -25,6 +25,15 @@ def test_the_picture_shows_what_there_is(tmp_path):
         assert (has_colour(inside, TRAIN), has_colour(inside, VALIDATION)) == seen
 
 
+def test_each_set_of_validation_has_its_line_and_its_name(tmp_path):
+    rows = [{"step": s, "val/loss": 2, "val/perplexity": 9e9, "val/$x^$/loss": 1, "val/a/b/loss": 3} for s in (4, 8)]
+    for n, expected in ((2, 1), (4, 2), (5, 3)):
+        draw([dict(list(row.items())[:n]) for row in rows], tmp_path / "loss.png")
+        across = matplotlib.image.imread(tmp_path / "loss.png")[60:600, 400]  # halfway, away from the names
+        red = across[:, 0] - across[:, 2] > 0.1
+        assert np.count_nonzero(np.diff(red.astype(int)) == 1) == expected
+
+
 @pytest.mark.parametrize("title", ["运行", "a$b^$c", "run ${x}", "", "a run"])
 def test_a_title_is_literal_and_never_warns(tmp_path, title):
     with warnings.catch_warnings():

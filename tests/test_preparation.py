@@ -9,6 +9,7 @@ import pytest
 
 from lmzoo.data import corpus as readers
 from lmzoo.data import preparation, sources, workers
+from lmzoo.data.packing import JoinedRows
 from lmzoo.data.preparation import prepare, prepare_tokenizer
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
@@ -53,6 +54,25 @@ def unprivileged():
     finally:
         if root:
             os.seteuid(0)
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_sets_that_have_names(tmp_path, small_parts, unique):
+    """Each is a stream of its own, whatever parts its documents come from; of equal texts the first set's is kept."""
+    held = {"a-1": [f"{i} of a" for i in range(300)] + ["both"], "x": ["both", *(f"{i} of x" for i in range(300))]}
+    for name, lines in {"train": LINES, **held}.items():
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    sets = {name: str(tmp_path / f"{name}.txt") for name in reversed(held)}
+    store = prepare(settings(tmp_path, path=str(tmp_path / "train.txt"), val_path=sets, deduplicate=unique), TOKENIZER)
+    store.verify()
+    found = {name: [TOKENIZER.decode(own.read(*own.span(i))) for i in range(own.n_documents)]
+             for name, own in store.sets("val").items()}
+    assert found == {"a-1": held["a-1"], "x": held["x"][unique:]} and store.left_out["documents"] == unique
+    assert len(store.sets("val")["x"].shards) > 1 and store.splits == ["train", "val"]
+    assert texts(store, TOKENIZER)["val"] == found["a-1"] + found["x"] and not store.sets("test")
+    rows = JoinedRows(store.sets("val"), "fit", 65, 64)
+    assert sum(len(rows[row]["tokens"]) for row in range(len(rows))) == store["val"].n_tokens
+    assert len(list(store.folder.glob("*.plan"))) == 2
 
 
 def test_the_stream_is_that_of_the_documents(corpus):

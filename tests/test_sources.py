@@ -79,6 +79,25 @@ def test_own_files_for_each_split(tmp_path):
         source(tmp_path, **paths).identity()
 
 
+def test_sets_that_have_names(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.txt").write_text(name)
+    one, other = ({"x": str(tmp_path / "b.txt"), "a-y": [str(tmp_path / "c.txt")]},
+                  {"a-y": [str(tmp_path / "c.txt")], "x": str(tmp_path / "b.txt")})
+    found = source(tmp_path, path=str(tmp_path / "a.txt"), val_path=one, test_path={"z": str(tmp_path / "d.txt")})
+    assert [(split, document.text) for split, document in found.documents()] == [
+        ("train", "a"), ("val/a-y", "c"), ("val/x", "b"), ("test/z", "d")]
+    assert list(found.held_out_texts()) == ["c", "b"] and found.held_out() == 0
+    same = source(tmp_path, path=str(tmp_path / "a.txt"), val_path=other, test_path={"z": str(tmp_path / "d.txt")})
+    assert same.identity() == found.identity()
+    exchanged = {"x": one["a-y"], "a-y": one["x"]}
+    assert source(tmp_path, path=str(tmp_path / "a.txt"), val_path=exchanged).identity() != found.identity()
+    with pytest.raises(UserError, match="data.val_path.x=.*none.txt matches no file"):
+        source(tmp_path, path=str(tmp_path / "a.txt"), val_path={"x": str(tmp_path / "none.txt")}).identity()
+    with pytest.raises(UserError, match="data.val_path.x: .*a.txt is in data.path too, so it would be trained on"):
+        source(tmp_path, path=str(tmp_path / "a.txt"), val_path={"x": str(tmp_path / "a.txt")}).held_out()
+
+
 def test_splits_of_the_source_itself_and_documents_in_parts(tmp_path):
     found = source(tmp_path, f"{__name__}.read_own", {}, val_fraction=0.0001)
     splits = [split for split, _ in found.documents()]

@@ -3,6 +3,11 @@
 `test_base.py` holds the step itself against torch, on ranks too; `test_exact_resume.py` real runs on two ranks.
 """
 
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -60,25 +65,40 @@ def test_clipping_sees_the_gradient_of_the_mean(texts, tmp_path, task):
     torch.testing.assert_close(dict(net.named_parameters()), expected, rtol=0, atol=1e-6)
 
 
-def test_each_source_of_a_mixture_is_validated_by_itself(texts, tmp_path):
+@pytest.mark.parametrize(("kind", "names"), [("mixture", {"a", "b/x", "b/y"}), ("text", {"x", "y"})])
+def test_each_source_and_named_set_is_validated_by_itself(texts, tmp_path, kind, names):
     """Its own mean, and the mean over all targets together, for any number of rows a forward: against torch."""
-    metrics = {}
+    path = Path(texts["data=text"][0].partition("=")[2])
+    sets = {"x": path.with_name("b.txt"), "y": path.with_name("c.csv")}
+    given = ["data=mixture"] if kind == "mixture" else [f"data.val_path.{name}={file}" for name, file in sets.items()]
+    metrics, monitored = {}, f"val/{max(names)}/loss"
     for size in (8, 2):
-        words = spoken(texts, *TASKS["clm"][:2], "data=mixture", "trainer.max_steps=2", f"data.micro_batch_size={size}",
-                       "model.dropout=0", f"run_dir={tmp_path / str(size)}", "data.val_fraction=0.3")  # fmt: skip
+        words = spoken(texts, *TASKS["clm"], *given, "trainer.max_steps=2", f"data.micro_batch_size={size}",
+                       "model.dropout=0", f"run_dir={tmp_path / str(size)}", "data.val_fraction=0.3",
+                       f"checkpoint.monitor={monitored}")  # fmt: skip
         net, metrics[size] = lmzoo.fit(lmzoo.compose(*words))
     data = assemble(lmzoo.compose(*words, f"run_dir={tmp_path / 'none'}"))[1]
-    means, n = {}, {}
+    means, n, n_bytes = {}, {}, {}
     for name, source in data.rows["val"].sources.items():
         batch = data.collator([source[row] | {"key": (0, 0, row)} for row in range(len(source))])
         with torch.no_grad():
             logits = net(batch["input_ids"], document_ids=batch.get("document_ids")).flatten(0, 1)
         means[name] = torch.nn.functional.cross_entropy(logits, batch["labels"].flatten()).item()
-        n[name] = int((batch["labels"] != -100).sum())
-    assert len(means) == 2 and abs(means["a"] - means["b"]) > 1e-3
-    expected = {f"val/{name}/loss": mean for name, mean in means.items()}
-    expected["val/loss"] = sum(means[name] * n[name] for name in n) / sum(n.values())
+        n[name], n_bytes[name] = int((batch["labels"] != -100).sum()), source.split.n_bytes
+    different = sorted(means.values())
+    assert means.keys() == names and min(b - a for a, b in pairwise(different)) > 1e-4
+    expected = {}
+    for place in {"val", *(f"val/{name}" for name in names), *(f"val/{name.split('/')[0]}" for name in names)}:
+        inside = [name for name in names if f"val/{name}/".startswith(f"{place}/")]
+        nats = sum(means[name] * n[name] for name in inside)
+        mean = nats / sum(n[name] for name in inside)
+        expected |= {f"{place}/loss": mean, f"{place}/perplexity": math.exp(mean)}
+        expected[f"{place}/bits_per_byte"] = nats / math.log(2) / sum(n_bytes[name] for name in inside)
     for found in metrics.values():
         assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+        assert {name.rpartition("/")[0] for name in found} == {name.rpartition("/")[0] for name in expected}
     last = rows(tmp_path / "2")[-1]
-    assert float(last["val/a/loss"]) == metrics[2]["val/a/loss"]
+    assert {name: float(last[name]) for name in expected} == {name: metrics[2][name] for name in expected}
+    kept = json.loads((tmp_path / "2" / "result.json").read_text())
+    assert kept[monitored] == metrics[2][monitored]
+    assert [file.name for file in (tmp_path / "2" / "checkpoints").glob("best*")]

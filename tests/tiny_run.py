@@ -28,14 +28,15 @@ def texts(folder):
     draw = random.Random(0)
     lines = ["".join(draw.choices("abcdefgh ", k=draw.randint(9, 29))) for _ in range(36)]
     (folder / "a.txt").write_text("\n\n".join(lines), encoding="utf-8")
-    (folder / "b.txt").write_text("\n\n".join(line.upper() for line in lines[::2]), encoding="utf-8")
+    (folder / "b.txt").write_text("\n\n".join(line.upper() for line in lines[::3]), encoding="utf-8")
     labelled = [f"{line},{line.count('a') % 3}" for line in lines]
     (folder / "c.csv").write_text("\n".join(["text,label", *labelled]), encoding="utf-8")
     named = [f"data.sources.{name}.path={folder / name}.txt" for name in "ab"]
+    sets = [f"data.sources.b.val_path.x={folder / 'a.txt'}", f"data.sources.b.val_path.y=[{folder / 'c.csv'}]"]
     return {
         "data=text": [f"data.path={folder / 'a.txt'}"],
         "data=csv": [f"data.path={folder / 'c.csv'}"],
-        "data=mixture": [*named, "data.sources.a.weight=0.3", "data.sources.b.weight=0.7"],
+        "data=mixture": [*named, *sets, "data.sources.a.weight=0.3", "data.sources.b.weight=0.7"],
     }
 
 

@@ -139,7 +139,7 @@ def sources(rows: Rows | MixedRows) -> list[str]:
     lines = [f"{'source':<20}{'documents':>14}{'tokens':>18}{'share':>8}{'of rows read':>14}"]
     for (name, own), weight in zip(rows.sources.items(), rows.weights, strict=True):
         share, read = own.split.n_tokens / rows.split.n_tokens, weight / sum(rows.weights)
-        lines.append(f"{name:<20}{own.split.n_documents:>14,}{own.split.n_tokens:>18,}{share:>8.1%}{read:>14.1%}")
+        lines.append(f"{name or '':<20}{own.split.n_documents:>14,}{own.split.n_tokens:>18,}{share:>8.1%}{read:>14.1%}")
     return [*lines, ""]
 
 

@@ -26,8 +26,9 @@ def prepare(words: list[str]) -> str:
 def table(store: data.Store, unk: int | None) -> list[str]:
     """What is in a store, a line for each split; `unk` is the id of what the tokenizer doesn't know."""
     lines = [f"{'split':8}{'documents':>12}{'tokens':>16}{'bytes':>16}{'bytes/token':>14}{'unknown':>10}"]
-    for name in store.splits:
-        split = store[name]
+    sets = {f"{split}/{name}" if name else split: own for split in store.splits
+            for name, own in store.sets(split).items()}
+    for name, split in sets.items():
         ratio = split.n_bytes / max(1, split.n_tokens)
         lines.append(f"{name:8}{split.n_documents:12,}{split.n_tokens:16,}{split.n_bytes:16,}{ratio:14.2f}"
                      f"{unknown(split, unk):10.3%}")

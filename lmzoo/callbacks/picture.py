@@ -1,6 +1,7 @@
 """Pictures: loss.png, a run's losses and its learning rate on a second axis; and what came of many runs."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ TRAIN, VALIDATION, RATE, INK = "#4c78a8", "#e45756", "#a08a2e", "#444444"
 
 
 def draw(rows: Sequence[dict[str, float]], path: str | Path, title: str = "") -> None:
-    """Draws the rows of metrics.csv (`step`, `train/loss`, `val/loss`, `lr`; any may lack some) as a PNG at `path`."""
+    """Draws rows of metrics.csv (`step`, `train/loss`, `val/loss`, `val/NAME/loss`, `lr`; any may lack) as a PNG."""
     figure, loss = _figure()
     rate = loss.twinx()
     loss.set_zorder(rate.get_zorder() + 1)  # the losses in front
@@ -25,6 +26,11 @@ def draw(rows: Sequence[dict[str, float]], path: str | Path, title: str = "") ->
     steps, values = _series(rows, "val/loss")
     label = f"validation (last {values[-1]:.3f})" if values else "validation"
     lines += loss.plot(steps, values, color=VALIDATION, linewidth=1.8, marker="o", markersize=4, label=label)
+    for column in sorted({name for row in rows for name in row if re.fullmatch("val/.+/loss", name)}):
+        steps, values = _series(rows, column)
+        loss.plot(steps, values, color=VALIDATION, linewidth=0.8)
+        loss.annotate(column[4:-5], (steps[-1], values[-1]), color=VALIDATION, fontsize=7, xytext=(-3, 2), ha="right",
+                      textcoords="offset points", parse_math=False)
 
     loss.set_xlabel("optimizer steps", color=INK)
     loss.set_ylabel("loss (nats per target)", color=INK)

@@ -5,8 +5,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import UserError
 
@@ -44,11 +45,16 @@ def locked(target: Path) -> Iterator[None]:
         raise UserError(f"cannot prepare {target}: {error} (data.cache_dir names another place)") from error
 
 
-def write_whole(file: Path, text: str | Iterable[str]) -> None:
-    """Write a file so that a reader, or a crash at any moment, finds the old one or the new one."""
+@contextlib.contextmanager
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A stream for the new content of a file: a reader, or a crash at any moment, finds the old one or the new one."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.writelines([text] if isinstance(text, str) else text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, file)
+    try:
+        with temporary.open("w+b") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

@@ -7,7 +7,6 @@ source, write such a class, or a function `reader(path) -> Iterator[Document]`, 
 """
 
 import csv
-import io
 import json
 import re
 import sys
@@ -22,6 +21,8 @@ from ..errors import UserError
 from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened, stat
 
 PIECE_MB = 16  # of an uncompressed file that are read at one go
+LINE = re.compile(".*\n|.+")
+LINES = re.compile(rf"(?:[^\S\n]*\S.*\n)+|{LINE.pattern}")  # as many as follow each other without a blank one
 LONGEST = 500_000  # characters: a longer text comes in parts of about that length
 
 
@@ -168,7 +169,7 @@ class Text(TextFiles):
         end = sys.maxsize if piece.end is None else piece.end
         number, ended, owned = 0, True, piece.begin == 0 or self.split == "line"
         for offset, block in blocks(stream, piece):
-            for text in io.StringIO(block, newline="\n"):
+            for text in (LINE if self.split == "line" else LINES).findall(block):
                 if ended:
                     blank, last = True, offset >= end
                     if last and (self.split == "line" or not owned):

@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..tokenizer import Tokenizer
 from .loader import Collated, Loader, RowLoader
 from .mixture import Mixed, MixedRows, Mixture
-from .packing import Rows
+from .packing import JoinedRows, Rows
 from .sampler import Batches, Micro, Shuffled, Windows, split_batch
 from .shards import Store
 
@@ -40,9 +40,8 @@ class DataModule(LightningDataModule):
             self._micro_batch_size = None
         split_batch(self.batch_size, self._micro_batch_size, 1)  # refuse a pair that does not divide before any work
         length, self.stride = collator.window(config["row_length"])
-        mixed = isinstance(store, Mixture)
-        self.rows = {split: MixedRows(store, split, config["packing"], length, self.stride) if mixed else
-                     Rows(store[split], config["packing"], length, self.stride) for split in store.splits}
+        shape = config["packing"], length, self.stride
+        self.rows = {split: _rows(store, split, *shape) for split in store.splits}
         for name, rows in self.rows["train"].sources.items() if "train" in self.rows else ():
             if not len(rows) or rows.packing in ("stream", "isolate") and rows.split.n_tokens < length:
                 raise UserError("the training text" + (f" of data.sources.{name}" if name else "") +
@@ -51,29 +50,36 @@ class DataModule(LightningDataModule):
         self.labels, self.xz_bits_per_byte = store.labels, store.xz_bits_per_byte
 
     def n_rows(self, split: str) -> int:
-        """Rows of a split; 0, as for the numbers below, if the data has no such split."""
-        return len(self.rows[split]) if split in self.rows else 0
+        """Rows of a split, or of a source or a named set of it, as "val/wiki"; 0, as for the numbers below, if the data
+        has no such."""
+        return sum(map(len, self._sources(split).values()))
 
     def n_evaluated(self, split: str) -> int:
-        """Rows of a split that its evaluation reads."""
+        """Those that its evaluation reads."""
         return sum(self._evaluated(split).values())
+
+    def _sources(self, split: str) -> dict[str | None, Rows]:
+        split, _, name = split.partition("/")
+        sources = self.rows[split].sources if split in self.rows else {}
+        return {one: rows for one, rows in sources.items() if not name or f"{one}/".startswith(f"{name}/")}
 
     def _evaluated(self, split: str) -> dict[str | None, int]:
         """How many rows of each source of a split its evaluation reads."""
-        sources, limit = self.rows[split].sources if split in self.rows else {}, self.limits.get(split)
+        sources, limit = self._sources(split), self.limits.get(split.partition("/")[0])
         return {name: min(len(rows), limit * self.batch_size) if limit else len(rows) for name, rows in sources.items()}
 
     def evaluated(self, split: str) -> list[str | None]:
-        """The sources whose metrics an evaluation tells apart, in the order of its loaders; of other data one, None."""
+        """The sources and named sets whose metrics an evaluation tells apart, in the order of its loaders; one, None,
+        where there are no such."""
         return list(self._evaluated(split))
 
     def n_tokens(self, split: str) -> int:
         """All tokens of a split, bos and eos included."""
-        return self.store[split].n_tokens if split in self.rows else 0
+        return sum(rows.split.n_tokens for rows in self._sources(split).values())
 
     def n_bytes(self, split: str) -> int:
         """UTF-8 bytes of the raw text of a split."""
-        return self.store[split].n_bytes if split in self.rows else 0
+        return sum(rows.split.n_bytes for rows in self._sources(split).values())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -165,3 +171,10 @@ class DataModule(LightningDataModule):
             loaders.append(RowLoader(self._dataset(split), batches, self.num_workers))
             first += len(self.rows[split].sources[name])
         return loaders[0] if len(loaders) == 1 else loaders
+
+
+def _rows(store: Store | Mixture, split: str, packing: str, length: int, stride: int | None) -> Rows | JoinedRows:
+    if split == "train" and isinstance(store, Mixture):
+        return MixedRows(store, packing, length, stride)
+    sets = store.sets(split)
+    return Rows(sets[None], packing, length, stride) if [*sets] == [None] else JoinedRows(sets, packing, length, stride)

@@ -6,7 +6,6 @@ than half its room left each time it is filled: the work is that of the lengths,
 """
 
 import io
-import os
 import shutil
 import tempfile
 from bisect import bisect_left, insort
@@ -16,6 +15,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from .cache import replacing
 from .shards import Split
 
 BLOCK = 1 << 17  # documents that are packed together, so that memory does not grow with the corpus
@@ -30,18 +30,13 @@ class Fitted:
 
     def __init__(self, split: Split, length: int, stride: int):
         self.made_of = split, length, stride
-        file = split.folder / f"{split.name}-fit-{length}-{stride}.plan"
-        temporary = file.with_name(f"{file.name}.{os.getpid()}")
+        file = split.folder / f"{split.name.replace('/', '-')}-fit-{length}-{stride}.plan"
         try:
             if (plan := opened(file)) is None:
-                with temporary.open("wb") as stream:
+                with replacing(file) as stream:
                     write_plan(stream, *self.made_of)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.replace(temporary, file)
                 plan = opened(file)
         except OSError:
-            temporary.unlink(missing_ok=True)
             stream = io.BytesIO()
             write_plan(stream, *self.made_of)
             plan = np.frombuffer(stream.getbuffer(), "<i8")

@@ -8,11 +8,10 @@ A source goes through its own epochs: its k-th row is of epoch k // n, which is 
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import chain
 
 import numpy as np
 
@@ -20,9 +19,9 @@ from ..errors import UserError
 from ..tokenizer import Tokenizer
 from . import preparation
 from .cache import key
-from .packing import Rows
+from .packing import JoinedRows
 from .sampler import permute
-from .shards import SPLITS, Split, Store
+from .shards import SPLITS, Joined, Split, Store
 from .sources import Source
 
 BLOCK = 1024  # rows in which the shares are exact
@@ -137,8 +136,13 @@ class Mixture:
     def splits(self) -> list[str]:
         return [split for split in SPLITS if any(split in store.splits for store in self.stores.values())]
 
-    def __getitem__(self, split: str) -> "Joined":
-        return Joined([store[split] for store in self.stores.values() if split in store.splits])
+    def __getitem__(self, split: str) -> Joined:
+        return Joined(list(self.sets(split).values()))
+
+    def sets(self, split: str) -> dict[str, Split]:
+        """What each source gives to a split: a set by its name, or, where the source names several, `SOURCE/NAME`."""
+        return {f"{source}/{name}" if name else source: found for source, store in self.stores.items()
+                for name, found in store.sets(split).items()}
 
     def require(self, tokenizer: Tokenizer) -> None:
         for store in self.stores.values():
@@ -149,71 +153,15 @@ class Mixture:
             store.verify()
 
 
-class Joined:
-    """The same split of several stores, one after the other."""
+class MixedRows(JoinedRows):
+    """The training rows of a mixture's sources, which are read in the proportion of their `weights`."""
 
-    def __init__(self, splits: Sequence[Split]):
-        self.splits = list(splits)
-        self.n_tokens, self.n_documents, self.n_bytes, self.n_unlabelled = (
-            sum(getattr(split, count) for split in self.splits)
-            for count in ("n_tokens", "n_documents", "n_bytes", "n_unlabelled"))
-        self.labels = sorted({label for split in self.splits for label in split.labels})
-
-    def read(self, begin: int, end: int) -> np.ndarray:
-        """Tokens begin..end, int64, which lie in one store."""
-        for split in self.splits:
-            if begin < split.n_tokens:
-                return split.read(begin, end)
-            begin, end = begin - split.n_tokens, end - split.n_tokens
-        return np.empty(0, np.int64)
-
-    def span(self, document: int) -> tuple[int, int]:
-        """Where a document begins and ends, bos and eos included."""
-        before = 0
-        for split in self.splits:
-            if document < split.n_documents:
-                begin, end = split.span(document)
-                return before + begin, before + end
-            before, document = before + split.n_tokens, document - split.n_documents
-        raise IndexError(document)
-
-    def lengths(self) -> Iterator[np.ndarray]:
-        """The lengths of all documents in tokens, in order, some at a time."""
-        return chain.from_iterable(split.lengths() for split in self.splits)
-
-
-class MixedRows:
-    """The rows of a split of a mixture, numbered source after source; `sources` holds those of each."""
-
-    def __init__(self, mixture: Mixture, split: str, packing: str, length: int, stride: int | None):
-        self.split, self.packing, self.length, self.stride = mixture[split], packing, length, stride
-        self.sources = {name: Rows(store[split], packing, length, stride)
-                        for name, store in mixture.stores.items() if split in store.splits}
+    def __init__(self, mixture: Mixture, packing: str, length: int, stride: int | None):
+        super().__init__(mixture.sets("train"), packing, length, stride)
         self.weights = [mixture.weights[name] for name in self.sources]
-        self._parts = list(self.sources.values())
-        self._starts = list(accumulate(map(len, self._parts), initial=0))
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, row: int) -> dict:
-        source = bisect_right(self._starts, row) - 1
-        return self._parts[source][row - self._starts[source]]
 
     def order(self, seed: int) -> "Mixed":
-        return Mixed(list(map(len, self._parts)), self.weights, seed)
-
-    @property
-    def n_cut(self) -> int:
-        return sum(rows.n_cut for rows in self.sources.values())
-
-    @property
-    def n_inputs(self) -> int:
-        return sum(rows.n_inputs for rows in self.sources.values())
-
-    @property
-    def n_padding(self) -> int:
-        return sum(rows.n_padding for rows in self.sources.values())
+        return Mixed(list(map(len, self.sources.values())), self.weights, seed)
 
     @property
     def tokens_per_row(self) -> float:

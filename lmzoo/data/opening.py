@@ -39,8 +39,8 @@ def files(path: str | list[str] | None, word: str = "data.path") -> list[Path]:
     """The files that `path` means, sorted, each once: a file, every file below a folder, a glob, or a list of those.
 
     They keep the names that the user gave: a link is known by its own name, not by that of what it leads to. Hidden
-    files and folders are passed over. Raises `UserError` if a path matches nothing, a folder cannot be read, a link
-    leads nowhere or a file is empty.
+    files and folders are passed over. Raises `UserError` if a path matches nothing, a folder on the way cannot be read,
+    a link leads nowhere or a file is empty.
     """
     if not path:
         raise UserError(f"{word} is not set: give a file, a folder, a glob such as 'books/*.txt', or a list of them")
@@ -51,10 +51,10 @@ def files(path: str | list[str] | None, word: str = "data.path") -> list[Path]:
             if here.is_dir():
                 matches = list(_below(str(here), os.path.realpath(here), set()))
             else:
-                named = [here] if here.exists() else sorted(map(Path, glob.glob(str(here), recursive=True)))
+                named = [here] if here.exists() else _matches(here)
                 matches = [(os.path.realpath(match), str(match)) for match in named if _is_file(match)]
         except OSError as error:
-            raise UserError(f"{word}: {error.filename} cannot be read: {error.strerror}") from error
+            raise UserError(f"{word}: {Path(error.filename)} cannot be read: {error.strerror}") from error
         if not matches:
             raise UserError(f"{word}={one} matches no file (the current folder is {Path.cwd()})")
         for target, match in matches:
@@ -65,11 +65,27 @@ def files(path: str | list[str] | None, word: str = "data.path") -> list[Path]:
     return list(map(Path, found.values()))
 
 
+def _matches(pattern: Path) -> list[Path]:
+    """What a glob matches, sorted; unlike `glob`, it doesn't pass over a folder on the way that cannot be read."""
+    for part in (pattern, *pattern.parents):
+        if glob.has_magic(str(part.parent)) or glob.has_magic(part.name):
+            for folder in glob.glob(f"{part.parent}{os.sep}", recursive=True):
+                _check_readable(folder)
+    return sorted(map(Path, glob.glob(str(pattern), recursive=True)))
+
+
+def _check_readable(folder: str) -> None:
+    """Raise `OSError` where a folder's names cannot be listed, or what they stand for not be looked at."""
+    os.scandir(folder).close()
+    os.stat(os.path.join(folder, os.curdir))
+
+
 def _below(folder: str, target: str, seen: set[str]) -> Iterator[tuple[str, str]]:
     """(what it leads to, path) of every file below a folder, which leads to `target`; links to folders are followed."""
     if target in seen:
         return
     seen.add(target)
+    _check_readable(folder)
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=attrgetter("name")):
             if entry.name.startswith("."):

@@ -7,14 +7,17 @@
     single       [b a a a e] [b c c e] [b d d d d d e]     padded by the collator; longer documents are cut
 """
 
+from bisect import bisect_right
+from collections.abc import Mapping
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
 from ..errors import UserError
 from .fitting import Fitted
 from .sampler import Shuffled
-from .shards import Split
+from .shards import Joined, Split
 
 PACKINGS = ("stream", "isolate", "fit", "single")
 
@@ -100,6 +103,39 @@ class Rows:
         if split.has_words:
             example["word_starts"] = _joined(split.word_starts, spans)
         return example
+
+
+class JoinedRows:
+    """The rows of several sets of documents, numbered one set after the other; `sources` holds those of each.
+
+    `weights` says in which proportion they are read: once each.
+    """
+
+    def __init__(self, sets: Mapping[str | None, Split], packing: str, length: int, stride: int | None):
+        self.split, self.packing, self.length, self.stride = Joined(list(sets.values())), packing, length, stride
+        self.sources = {name: Rows(split, packing, length, stride) for name, split in sets.items()}
+        self._rows = list(self.sources.values())
+        self._starts = list(accumulate(map(len, self._rows), initial=0))
+        self.weights = list(map(len, self._rows))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, row: int) -> dict:
+        source = bisect_right(self._starts, row) - 1
+        return self._rows[source][row - self._starts[source]]
+
+    @property
+    def n_cut(self) -> int:
+        return sum(rows.n_cut for rows in self._rows)
+
+    @property
+    def n_inputs(self) -> int:
+        return sum(rows.n_inputs for rows in self._rows)
+
+    @property
+    def n_padding(self) -> int:
+        return sum(rows.n_padding for rows in self._rows)
 
 
 def _joined(read, spans) -> np.ndarray:

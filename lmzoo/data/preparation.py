@@ -24,10 +24,11 @@ import numpy as np
 
 from .. import tokenizer as tokenizers
 from ..errors import UserError
+from . import duplicates
 from .bar import Progress
 from .cache import cache_dir, key, locked
 from .corpus import Document
-from .duplicates import DIGEST, mark, without
+from .duplicates import without
 from .shardfile import AGAIN
 from .shards import SPLITS, Store, open_shard, read_meta, write_meta
 from .sources import FORMAT, Source, plain
@@ -130,7 +131,7 @@ def _verify(meta: Path) -> None:
     Store(meta.parent).verify(bodies=size <= VERIFIED_MB * 1e6)
 
 
-def _warn(fault: str) -> None:
+def _warn(fault: str | None) -> None:
     if fault:
         log.warning("%s: it is made again", fault)
 
@@ -185,10 +186,12 @@ class Preparation:
         """[file that marks the first documents of equal text, [where each part's marks begin in it, and their end]]"""
         jobs = [self._job("hash", number) for number in range(len(self.parts))]
         files = [Path(job["target"]) for job in jobs]
-        self._do("compare", [job for job, file in zip(jobs, files, strict=True) if not file.exists()])
-        mark(files, self.folder / FIRST)
-        sizes = (file.stat().st_size // DIGEST.itemsize for file in files)
-        return [str(self.folder / FIRST), list(accumulate(sizes, initial=0))]
+        faults = [_fault(file, duplicates.verify) for file in files]
+        for fault in faults:
+            _warn(fault)
+        self._do("compare", [job for job, fault in zip(jobs, faults, strict=True) if fault is not None])
+        duplicates.mark(files, self.folder / FIRST)
+        return [str(self.folder / FIRST), list(accumulate(map(duplicates.count, files), initial=0))]
 
     def _check(self, job: dict) -> None:
         """Take the record of a finished part away if its shards are not what it says."""
@@ -216,8 +219,9 @@ class Preparation:
 
     def _meta(self, records: list[dict], first: list | None, speed: float | None) -> dict:
         """What `meta.json` says. Raises `UserError` if there is nothing to train on, or nothing at all."""
-        splits = {name: [record["shards"][name] for record in records if name in record["shards"]] for name in SPLITS}
-        splits = {name: shards for name, shards in splits.items() if shards}
+        names = sorted({name for record in records for name in record["shards"]},
+                       key=lambda name: (SPLITS.index(name.partition("/")[0]), name))
+        splits = {name: [record["shards"][name] for record in records if name in record["shards"]] for name in names}
         path = self.source.title
         if not splits:
             raise UserError(f"{path} holds no documents" + f" for the {self.split} split" * bool(self.split))
@@ -241,13 +245,13 @@ class Preparation:
         """
         shards = [shard for shards in splits.values() for shard in shards]
         size = sum(shard["bytes"] + shard["documents"] for shard in shards)
-        n_val = sum(shard["bytes"] for shard in splits.get("val", ()))
+        n_val = sum(shard["bytes"] for name, shards in splits.items() if name.startswith("val") for shard in shards)
         if "train" not in splits or not n_val or size >= XZ_MB * 1e6:
             return None
         found = self.source.documents(None, self.split, self.held_out)
         texts = {name: bytearray() for name in SPLITS}
         for name, document in without(found, first and _marks([first[0], 0, first[1][-1]]), Counter()):
-            texts[name] += document.text.encode() + b"\0" * (not document.more)
+            texts[name.partition("/")[0]] += document.text.encode() + b"\0" * (not document.more)
         with ThreadPoolExecutor(2) as pool:
             alone, both = pool.map(lambda text: len(lzma.compress(text)),
                                    (texts["train"], texts["train"] + texts["val"]))

@@ -1,8 +1,8 @@
 """The token store: a folder of memory-mapped shards, so that opening one costs the same at any size.
 
-A store holds up to three splits (train, val, test). Each is one long stream of tokens, documents one after the other as
-`bos t1 .. tn eos`. Between documents the stream is cut into shards (`shardfile.py`), one for each part of the source
-that has documents of the split, numbered in the order of the source.
+A store holds up to three splits (train, val, test), of which val and test may be several sets by name (val/wiki). Each
+is one long stream of tokens, documents one after the other as `bos t1 .. tn eos`. Between documents the stream is cut
+into shards (`shardfile.py`), one for each part of the source that has documents of it, in the order of the source.
 
 `meta.json`, written last, holds the names of all classes in order, and of each split's shards the counts, the classes
 and the sha256 of what follows the header.
@@ -11,8 +11,8 @@ and the sha256 of what follows the header.
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain
 from pathlib import Path
 from zlib import crc32
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
-from .cache import write_whole
+from .cache import replacing
 from .shardfile import AGAIN, HEADER_SIZE, Shard
 
 SPLITS = ("train", "val", "test")
@@ -107,8 +107,41 @@ class Split:
                 yield np.diff(ends[begin:begin + at_a_time], prepend=ends[begin - 1] if begin else 0)
 
 
+class Joined:
+    """Splits of one store or of several, one after the other."""
+
+    def __init__(self, splits: Sequence[Split]):
+        self.splits = list(splits)
+        self.n_tokens, self.n_documents, self.n_bytes, self.n_unlabelled = (
+            sum(getattr(split, count) for split in self.splits)
+            for count in ("n_tokens", "n_documents", "n_bytes", "n_unlabelled"))
+        self.labels = sorted({label for split in self.splits for label in split.labels})
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Tokens begin..end, int64, which lie in one store."""
+        for split in self.splits:
+            if begin < split.n_tokens:
+                return split.read(begin, end)
+            begin, end = begin - split.n_tokens, end - split.n_tokens
+        return np.empty(0, np.int64)
+
+    def span(self, document: int) -> tuple[int, int]:
+        """Where a document begins and ends, bos and eos included."""
+        before = 0
+        for split in self.splits:
+            if document < split.n_documents:
+                begin, end = split.span(document)
+                return before + begin, before + end
+            before, document = before + split.n_tokens, document - split.n_documents
+        raise IndexError(document)
+
+    def lengths(self) -> Iterator[np.ndarray]:
+        """The lengths of all documents in tokens, in order, some at a time."""
+        return chain.from_iterable(split.lengths() for split in self.splits)
+
+
 class Store:
-    """A prepared corpus: `store["train"]`, `store.splits` (the names that exist), `labels`, `xz_bits_per_byte`.
+    """A prepared corpus: `store["train"]`, `store.splits` (those that exist), `labels`, `xz_bits_per_byte`.
 
     `left_out` counts the documents and bytes that de-duplication dropped, `megabytes_per_second` says how fast the
     text was tokenised.
@@ -122,10 +155,16 @@ class Store:
         self.left_out: dict[str, int] = meta["left_out"]
         self.megabytes_per_second: float | None = meta["megabytes_per_second"]
         self.tokenizer: str = meta["tokenizer"]
-        self._splits = {name: Split(self.folder, name, meta) for name in SPLITS if name in meta["splits"]}
+        self._sets = {name: Split(self.folder, name, meta) for name in meta["splits"]}
 
-    def __getitem__(self, split: str) -> Split:
-        return self._splits[split]
+    def __getitem__(self, split: str) -> "Split | Joined":
+        first, *others = self.sets(split).values()
+        return Joined([first, *others]) if others else first
+
+    def sets(self, split: str) -> dict[str | None, Split]:
+        """The sets of a split by their names; None: the one that has no name of its own."""
+        return {name.partition("/")[2] or None: found for name, found in self._sets.items()
+                if name.partition("/")[0] == split}
 
     def __reduce__(self):
         return Store, (self.folder,)
@@ -137,7 +176,7 @@ class Store:
 
     @property
     def splits(self) -> list[str]:
-        return list(self._splits)
+        return [split for split in SPLITS if self.sets(split)]
 
     def require(self, tokenizer: Tokenizer) -> None:
         """Raise `UserError` unless `tokenizer` is the one that made this store."""
@@ -147,13 +186,13 @@ class Store:
 
     def verify(self, bodies: bool = True) -> None:
         """Raise `UserError` if a shard is not what was written: its header and, with `bodies`, every byte of it."""
-        for split in self._splits.values():
+        for split in self._sets.values():
             for told in split.shards:
                 open_shard(self.folder, told, self.tokenizer, verify=bodies)
 
 
 def _split(folder: Path, name: str) -> Split:
-    return Store(folder)[name]
+    return Store(folder)._sets[name]
 
 
 def open_shard(folder: Path, told: dict, tokenizer: str, verify: bool = False) -> Shard:
@@ -186,4 +225,5 @@ def _checksum(meta: dict) -> int:
 
 def write_meta(file: Path, meta: dict) -> None:
     """Make a folder of shards a store, or some shards a finished part: written last, whole or not at all."""
-    write_whole(file, json.dumps(meta | {"checksum": _checksum(meta)}, indent=1))
+    with replacing(file) as stream:
+        stream.write(json.dumps(meta | {"checksum": _checksum(meta)}, indent=1).encode())

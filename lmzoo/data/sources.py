@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
-from .cache import cache_dir, key, locked, write_whole
+from .cache import cache_dir, key, locked, replacing
 from .corpus import Document
 from .opening import Piece, files, stat
 from .shards import SPLITS
@@ -54,6 +54,15 @@ def _sha256(file: str, *_) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
+def _paths(config: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
+    """(word, path) of all that is read, a set that has a name as `val_path.NAME`."""
+    for word in PATHS:
+        if isinstance(config[word], Mapping):
+            yield from ((f"{word}.{name}", path) for name, path in sorted(config[word].items()))
+        elif config[word] or word == "path":
+            yield word, config[word]
+
+
 def _given(unit: Unit, document: Document) -> str | None:
     """The split that the source gives a document, but for "train" as the split of a whole piece."""
     return None if unit.piece.split == "train" else document.split
@@ -66,16 +75,17 @@ class Source:
         from hydra.utils import instantiate
 
         self.config = {word: plain(config.get(word)) for word in (*PATHS, "reader", "val_fraction")}
+        self.paths = dict(_paths(self.config))
         self.cache = cache_dir(config)
         self.reader = instantiate(self.config["reader"])
 
     @cached_property
     def units(self) -> list[Unit]:
         """Every piece of `path`, `val_path` and `test_path`, in order."""
-        return [unit for word in PATHS if word == "path" or self.config[word] for unit in self._units(word)]
+        return [unit for word in self.paths for unit in self._units(word)]
 
     def _units(self, word: str) -> list[Unit]:
-        path = self.config[word]
+        path = self.paths[word]
         found = [state(file) for file in files(path, f"data.{word}")] if path else []
         if not hasattr(self.reader, "pieces"):  # a function: all at one go
             return [Unit(word, Piece(None, n_bytes=sum(size for _, size, *_ in found)), found)]
@@ -97,7 +107,7 @@ class Source:
     def identity(self) -> dict:
         """What the documents depend on, as plain types."""
         return {"format": FORMAT, "reader": self.config["reader"], "val_fraction": self.config["val_fraction"],
-                **{word: self._fingerprints(word) for word in PATHS}}
+                **{word: self._fingerprints(word) for word in {**PATHS, **self.paths}}}
 
     def _fingerprints(self, word: str) -> list:
         found = {file[0]: file for unit in self.units if unit.word == word for file in unit.files}
@@ -127,8 +137,8 @@ class Source:
         """The documents of a unit. Raises `UserError` if a file of it isn't what it was when the units were listed."""
         if hasattr(self.reader, "pieces"):
             yield from self.reader.read(unit.piece)
-        elif self.config[unit.word]:
-            yield from self.reader(self.config[unit.word])
+        elif self.paths[unit.word]:
+            yield from self.reader(self.paths[unit.word])
         else:
             yield from self._carried()
         for file in unit.files:
@@ -141,7 +151,8 @@ class Source:
         if not kept.exists():
             with locked(kept):
                 if not kept.exists():
-                    write_whole(kept, (json.dumps(document) + "\n" for document in self.reader(None)))
+                    with replacing(kept) as stream:
+                        stream.writelines(f"{json.dumps(document)}\n".encode() for document in self.reader(None))
         with kept.open(encoding="utf-8") as stream:
             yield from (Document(*json.loads(line)) for line in stream)
 
@@ -149,8 +160,9 @@ class Source:
                   held_out: float | None = None) -> Iterator[tuple[str, Document]]:
         """(split, document) in the order of the source: each document in the split it belongs to.
 
-        That is the split its source gives it; else that of the path it came from (`path`, `val_path`, `test_path`); and
-        without a `val_path`, a hash of its text (of its first part) below `held_out` sends it to "val".
+        That is the split its source gives it; else that of the path it came from (`path`, `val_path`, `test_path`; of a
+        set that has a name "val/NAME"); and without a `val_path`, a hash of its text (of its first part) below
+        `held_out` sends it to "val".
         Some of what a source has as its own "train" may be held out too, if it has nothing as "val".
         With `split`, all documents of `path` are of that split, but for those that their source gives to another.
         """
@@ -171,7 +183,8 @@ class Source:
     @staticmethod
     def _split(unit: Unit, document: Document, split: str | None, held_out: float) -> str:
         if unit.word != "path":
-            return PATHS[unit.word]
+            word, _, name = unit.word.partition(".")
+            return f"{PATHS[word]}/{name}" if name else PATHS[word]
         if document.split not in (None, *SPLITS):
             raise UserError("the source gives a text the split "
                             f"{document.split!r}: it must be {', '.join(SPLITS)} or none")
@@ -218,5 +231,5 @@ class Source:
 
     def held_out_texts(self) -> Iterator[str]:
         """Validation texts, in the order of the source."""
-        units = [unit for unit in self.units if unit.word == "val_path"] or None
-        return (document.text for split, document in self.documents(units) if split == "val")
+        units = [unit for unit in self.units if unit.word.startswith("val_path")] or None
+        return (document.text for split, document in self.documents(units) if split.startswith("val"))

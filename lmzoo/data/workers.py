@@ -23,8 +23,9 @@ import numpy as np
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
+from . import duplicates
 from .corpus import Document
-from .duplicates import digests, without
+from .duplicates import without
 from .opening import Piece
 from .shardfile import ShardWriter
 from .shards import write_meta
@@ -53,13 +54,7 @@ class Workshop:
         getattr(self, f"_{job['work']}")(job, documents, report)
 
     def _hash(self, job: dict, documents: Documents, report: Report) -> None:
-        target = Path(job["target"])
-        temporary = target.with_name(f"{target.name}.{os.getpid()}")
-        with temporary.open("wb") as stream:
-            stream.writelines(digests(documents))
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
+        duplicates.write(Path(job["target"]), documents)
 
     def _tokenise(self, job: dict, documents: Documents, report: Report) -> None:
         left_out = {"documents": 0, "bytes": 0}
@@ -75,7 +70,7 @@ class Workshop:
                 chosen = [document for one, document in batch if one == name]
                 texts = [document.text for document in chosen]
                 if name not in writers:
-                    file = self.folder / f"{name}-{job['part']:05}.shard"
+                    file = self.folder / f"{name.replace('/', '-')}-{job['part']:05}.shard"
                     writers[name] = ShardWriter(file, self.tokenizer, self.setting["words"])
                 writers[name].add(self._encoded(texts), texts, [document.label for document in chosen],
                                   [document.more for document in chosen])

@@ -103,7 +103,8 @@ class Tokenizer:
 
     def encode_each(self, texts: list[str]) -> Iterator[list[int]]:
         """The same, as lists that can go one by one: numbers that are used while they are warm cost less."""
-        for text, encoded in zip(texts, self._tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
+        for text, encoded in zip(texts, found, strict=True):
             ids = encoded.ids
             yield ids if self._ordinary(text, ids) else self._broken(text)[0]
 
@@ -126,7 +127,7 @@ class Tokenizer:
 
     def _ordinary(self, text: str, ids: list[int]) -> bool:
         """Whether no special token was read out of a text. A vocabulary from elsewhere may hold "</s>" as a piece."""
-        return self.special_ids.isdisjoint(ids) or not self._special_names.search(text)
+        return not self._special_names.search(text) or self.special_ids.isdisjoint(ids)
 
     def _broken(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids and the (begin, end) characters of each, the names of special tokens broken after their first sign."""
