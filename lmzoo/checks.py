@@ -1,6 +1,7 @@
 """What Hydra lets pass or says at length: words that `+` brought in, a task that does not fit the model; and every
 error of composing as one line that names the word and the nearest right one."""
 
+import errno
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -9,19 +10,22 @@ from pathlib import Path
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, ListConfig
+from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from . import literal
 from .errors import UserError
-from .signatures import misfit, nearest
+from .signatures import definition, misfit, nearest, parameters
+from .sweep import cut
 
 CONF = Path(str(files("lmzoo.conf")))
 TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 EXTRAS = {"hydra/sweeper/optuna": "optuna", "hydra/launcher/joblib": "joblib",  # Hydra's plugins
           "hydra/launcher/submitit_local": "submitit", "hydra/launcher/submitit_slurm": "submitit"}
 INNER = {"hydra", "published", "recipe"}  # what a user has no need to type
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 NAMING = re.compile(r"ckpt|init_from|run_dir|name|cache_dir|\w*path|\w*field|\w*column")  # never an empty text
+NO_OPTION = re.compile(r"(?i)null|true|false|nan|[-+]?(inf|\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[\[{].*|")  # of any group
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -62,15 +66,16 @@ def check_parts(config: Mapping) -> None:
 
 
 def parts(config: Mapping) -> Iterator[tuple[str, object]]:
-    """(place, node) wherever a whole configuration has a part; those inside a part follow it."""
-    yield from ((word, config[word]) for word in ("model", "task", "schedule"))
+    """(place, node) wherever a configuration, or some of its sections, has a part; those inside a part follow it."""
+    yield from ((word, config[word]) for word in ("model", "task", "schedule") if word in config)
     kinds = [group.partition("/")[2] for group in groups() if group.startswith("model/")]
-    yield from ((f"model.{kind}", config["model"][kind]) for kind in kinds if kind in config["model"])
-    yield from (("task.head", config["task"][word]) for word in ("head",) if word in config["task"])
-    for section, word in (("tokenizer", "kind"), ("optim", "optimizer")):
-        yield f"{section}.{word}", config[section][word]
-    yield from ((f"{place}.reader", source["reader"]) for place, source in sources(config["data"]))
-    callbacks = config["callbacks"] if isinstance(config["callbacks"], Mapping) else {"": config["callbacks"]}
+    inner = [("model", kinds), ("task", ["head"]), ("tokenizer", ["kind"]), ("optim", ["optimizer"])]
+    yield from ((f"{section}.{word}", config[section][word]) for section, words in inner if section in config
+                for word in words if word in config[section])
+    yield from ((f"{place}.reader", source["reader"]) for place, source in sources(config.get("data", {}))
+                if "data" in config)
+    callbacks = config.get("callbacks", {})
+    callbacks = callbacks if isinstance(callbacks, Mapping) else {"": callbacks}
     yield from ((f"callbacks.{name}".rstrip("."), node) for name, node in callbacks.items())
 
 
@@ -78,6 +83,19 @@ def sources(data: Mapping) -> Iterator[tuple[str, Mapping]]:
     """(place, node) of each source of a mixture; of any other data, themselves."""
     named = data.get("sources") or {}
     return ((f"data.sources.{name}", source) for name, source in named.items()) if named else iter([("data", data)])
+
+
+def drop_words(config: DictConfig, typed: Sequence[str]) -> None:
+    """Where PART._target_= names another class on the command line, leave out those words of the part's file that this
+    one does not take; what was typed stays, and is refused later where it doesn't fit."""
+    for place in (word.removesuffix("._target_") for word in typed if word.endswith("._target_")):
+        node = OmegaConf.select(config, place)
+        module, _, name = str(node["_target_"]).rpartition(".")
+        found = definition(module, name) if module else None
+        known = found and parameters(*found)
+        for word in list(node) if known is not None else ():
+            if not word.startswith("_") and word not in known and f"{place}.{word}" not in typed:
+                del node[word]
 
 
 def check_source(data: Mapping) -> None:
@@ -112,6 +130,17 @@ def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
             yield f"data.{word}.{name}", path
 
 
+def check_truths(words: Sequence[str], schema: DictConfig) -> None:
+    """Refuse a number where true or false belongs: OmegaConf takes any but 0 for true."""
+    for word in words:
+        key, _, value = word.lstrip("+").partition("=")
+        node = schema
+        for part in key.split("."):
+            node = node._get_node(part) if isinstance(node, DictConfig) and part in list(node) else None
+        if isinstance(node, BooleanNode) and value.lower() not in ("true", "false"):
+            raise UserError(f"{word} should be true or false")
+
+
 def check_options(choices: Mapping) -> None:
     """Refuse a file that only holds what its neighbours share."""
     for group, option in choices.items():
@@ -123,11 +152,15 @@ def check_typed(words: Sequence[str]) -> None:
     """Refuse a word that is typed without what it needs, and a group that follows from the others."""
     for word in words:
         group, equals, option = word.partition("=")
+        if not group:
+            raise UserError(f"{word}: write word=value")
+        if group.startswith("hydra.run."):
+            raise UserError(f"{word}: a run's folder is run_dir=")
         if equals and not option and NAMING.fullmatch(re.split(r"[./]", group.lstrip("+"))[-1]):
             raise UserError(f"{word}: nothing follows the sign; give a value, or leave the word out")
         if group in ("published", "recipe"):
             raise UserError(f"{word}: this follows from model=, task= and size=; choose by those")
-        if equals and group in groups() and re.fullmatch(r"null|\d*|[\[{].*", option):
+        if equals and group in groups() and NO_OPTION.fullmatch(option):
             raise UserError(f"{word}: there is no such option{nearest(option, groups()[group])}")
 
 
@@ -180,18 +213,21 @@ def content(name: str) -> dict:
     return yaml.safe_load(read(name))
 
 
+def inherited(group: str, name: str, word: str) -> object:
+    """The value of a word in `conf/GROUP/NAME.yaml`, or in the file of the group that it starts from; None without."""
+    words = content(f"{group}/{name}")
+    bases = [entry for entry in words.get("defaults", ()) if entry in groups()[group]]
+    return inherited(group, bases[0], word) if bases and word not in words else words.get(word)
+
+
 def task_families(name: str) -> list[str]:
-    """The families that `conf/task/NAME.yaml` is for."""
-    return as_list(content(f"task/{name}")["family"])
+    """The families that `conf/task/NAME.yaml` is for: all of them where it does not say."""
+    return as_list(inherited("task", name, "family") or list(FAMILIES.values()))
 
 
 def model_family(name: str) -> str | None:
     """The family of `conf/model/NAME.yaml`, by its `_target_` or that of the file that it starts from."""
-    model = content(f"model/{name}")
-    if "_target_" in model:
-        return family(model)
-    bases = [entry for entry in model.get("defaults", ()) if isinstance(entry, str) and entry in groups()["model"]]
-    return model_family(bases[0]) if bases else None
+    return family({"_target_": inherited("model", name, "_target_")})
 
 
 def as_list(value) -> list:
@@ -201,18 +237,29 @@ def as_list(value) -> list:
 # --- errors in one line
 
 def explain(error: Exception) -> str:
-    """One line for an error of Hydra, OmegaConf or ours: what is wrong, where, and the nearest right word."""
+    """One line for an error of Hydra, OmegaConf, the disk or ours: what is wrong, where, and the nearest right word."""
     if isinstance(error, UserError):
         return str(error)
+    if isinstance(error, OSError) and error.filename:
+        full = error.errno in FULL
+        advice = "make room, or allow larger files" if full else "is the path right, and may you read and write it?"
+        return f"{cut(str(error.filename), 100)}: {error.strerror} ({advice})"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         if extra := EXTRAS.get(error.missing_cfg_file):
             return f"{group}={option} needs a package more: pip install 'lmzoo[{extra}]'"
-        return f"{group}={option}: there is no such option{nearest(option, groups().get(group, []))}"
+        options = groups().get(group) or [place.rpartition("/")[2] for place in EXTRAS if place.startswith(group)]
+        return f"{group}={option}: there is no such option{nearest(option, options)}"
     if isinstance(error, OverrideParseException):
         reason = one_line(error) if "=" in error.override else "write word=value"
         return f"can't read {error.override!r}: {reason}"
+    if found := re.match(r"Could not delete from config. '(\S+)' does not exist", str(error)):
+        return f"~{found[1]}: there is no such word"
+    if found := re.match(r"Could not append to config. An item is already at '(\S+)'", str(error)):
+        return f"{found[1]} is there already: write {found[1]}=VALUE, without the +"
+    if "is not a ListConfig" in str(cause) and cause.full_key:
+        return f"{cause.full_key} should be a list: {cause.full_key}=[one, another]"
     if isinstance(cause, ValidationError):
         phrase = r"Value '(.*)' (?:of type '.*' could not be converted to|is not a valid) (\w+)"
         found = re.match(phrase, str(cause), re.DOTALL)

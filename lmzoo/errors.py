@@ -1,5 +1,9 @@
 """The one error that a user is meant to read."""
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class UserError(Exception):
     """A mistake of the user in one line: what is wrong, where, what to do; a command prints it and exits with 2."""
@@ -7,7 +11,24 @@ class UserError(Exception):
     exit_code = 2
 
 
+def few(names: Iterable[object], most: int = 12, longest: int = 40) -> str:
+    """The first of some names, shortened, and how many more there are: a line stays a line whatever they are."""
+    names = [name if len(name) <= longest else f"{name[:longest]}..." for name in map(str, names)]
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 class Diverged(UserError):
     """A run that cannot go on, though nothing was mistyped: its steps are not finite. A command exits with 1."""
 
     exit_code = 1
+
+
+@contextmanager
+def naming(path: str | Path) -> Iterator[None]:
+    """Let what the disk says of a file that is being written name it: of a full disk, Python's error does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise

@@ -28,6 +28,8 @@ def complete(data: DictConfig) -> None:
     if not data.sources:
         raise UserError("data=mixture has no sources: give each a share and a text, as data.sources.wiki.weight=0.7 "
                         "data.sources.wiki.path='wiki/*.txt'")
+    if not isinstance(data.sources, DictConfig):
+        raise UserError(f"data.sources={data.sources}: give each source a name, as data.sources.wiki.path='wiki/*.txt'")
     given = {name: node.get("weight") for name, node in data.sources.items() if isinstance(node, DictConfig)}
     check_weights({name: float(weight) for name, weight in given.items() if isinstance(weight, int | float)})
     for name in list(data.sources):

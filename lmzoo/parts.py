@@ -49,23 +49,36 @@ def precision(word: str, accelerator: str) -> str:
     return ("bf16-mixed" if fast else "32-true") if word == "auto" else word
 
 
-def check_net(config: DictConfig) -> None:
-    """Build the net without memory, for the errors of its sizes and its optimizer's, and hold the rows against it."""
+def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
+    """Try all parts together before any data is read: the net without memory, in one pass over a row, a step of the
+    optimizer, and the task with a tokenizer like the run's (`source`, `earlier`: as for `build_tokenizer`)."""
     import torch
 
-    from . import checkpoint, optim
+    from . import checkpoint, memory, optim
+    from .tokenizer import prepare
 
     with torch.device("meta"):
         net = checkpoint.build(model_config(config, labels=["one", "other"]), config.trust)
-    try:
-        optim.freeze(net, config.optim.freeze)
-        optim.build(net, plain(config.optim))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"optim.optimizer: {checks.one_line(error)}") from error
+        row = torch.zeros(1, 1, dtype=torch.long)
     limit, length = net.max_positions, config.data.row_length
     if limit is not None and length > limit:
         raise UserError(f"data.row_length={length} is more than the {limit} positions of the model: give fewer, "
                         f"or model.max_len={length}")
+    try:
+        optim.freeze(net, config.optim.freeze)
+        memory.moments(net, plain(config.optim))
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UserError(f"optim.optimizer: {checks.one_line(error)}") from error
+    try:
+        net(row, **({"decoder_input_ids": row} if net.family == "encoder-decoder" else {}))
+    except (ValueError, TypeError, RuntimeError) as error:
+        if "meta" not in str(error):  # somebody's own part may look into a tensor, which has no content here
+            raise UserError(f"model: {checks.one_line(error)}") from error
+    known = source or earlier or config.tokenizer.path
+    tokenizer = build_tokenizer(config, source, earlier) if known else prepare(plain(config.tokenizer), ["a text"])
+    if not hasattr(build_task(config, net, tokenizer), "collator"):
+        raise UserError(f"task._target_={config.task._target_} is no task: choose by task=NAME, one of "
+                        f"{', '.join(checks.groups()['task'])}")
 
 
 def model_config(config: DictConfig, labels: list[str] | None) -> dict:
@@ -128,6 +141,8 @@ def build_trainer(config: DictConfig, steps: int):
 
     quiet()
     words = config.trainer
+    if words.devices == -1 and on_cpu(words.accelerator):
+        raise UserError("trainer.devices=-1 means all GPUs, and there is none: say how many processes are to train")
     if words.keep_memory and on_cpu(words.accelerator):
         engines.keep_memory()
     sharded = words.strategy == "fsdp" and config.checkpoint.sharded
@@ -171,13 +186,6 @@ def check_time(trainer, state: Mapping) -> None:
             if callback.time_remaining() <= 0:
                 raise UserError("trainer.max_time is over for that run: give a longer one to go on" if earlier else
                                 "trainer.max_time leaves no time for a single step: give a longer one, DD:HH:MM:SS")
-
-
-def check_monitor(words: Mapping, task, names: list[str | None]) -> None:
-    """Refuse a metric for the best checkpoint that validation, which tells these sources and sets apart, has not."""
-    known = task.metrics("val", names, [[0.0] * len(task.summed)] * len(names))
-    if words["keep_best"] and words["monitor"] not in known:
-        raise UserError(f"checkpoint.monitor={words['monitor']}: validation has {', '.join(sorted(known))}")
 
 
 def on_cpu(accelerator: str) -> bool:

@@ -131,6 +131,7 @@ class Plan:
     memory: memory.Memory | None  # of each device; None: its rows are yet to be tried, or a part looks into its tensors
     lost: tuple[int, int, int]  # of the training rows: tokens cut off, padding, and positions with what was cut
     sources: dict[str, tuple[int, int]]  # of a mixture: name -> (rows that are left to read, rows that there are)
+    packing: str = "stream"
     groups: tuple[tuple[str, int, float], ...] = ()  # of the optimizer: (name, parameters, factor of the learning rate)
 
     def mfu(self, tokens_per_s: float, devices: int = 1) -> float | None:
@@ -146,7 +147,9 @@ class Plan:
         for split, (n, rows) in self.corpus.items():
             lines.append(line(f"{split} corpus", f"{n:,}", f"tokens in {rows:,} rows"))
         cut, padding, positions = self.lost
-        lines.append(line("lost", f"{(cut + padding) / positions:.2%}", f"of tokens: {cut:,} cut, {padding:,} padding"))
+        most = "at most " if self.packing == "single" else ""  # rows end with the longest of their batch
+        note = f"of tokens: {cut:,} cut, {most}{padding:,} padding"
+        lines.append(line("lost", f"{most}{(cut + padding) / positions:.2%}", note))
         all_read = sum(read for read, _ in self.sources.values())
         for name, (read, rows) in self.sources.items():
             epochs = f"{read / rows:.2f} epochs of {rows:,}"
@@ -201,7 +204,7 @@ def plan(
     """
     trainer, rows_per_step = config["trainer"], config["data"]["batch_size"]
     device, devices = _devices(trainer)
-    dtype = _dtype(trainer["precision"])
+    dtype = arithmetic(trainer["precision"])
     batch = next(iter(datamodule.train_dataloader()))[0]
     rows, length = batch["input_ids"].shape
     tokens, targets = _kept(batch, ""), int((batch["labels"] != IGNORED).sum())
@@ -239,6 +242,7 @@ def plan(
         device=f"{devices} x {torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type}",
         seconds=seconds,
         memory=needed,
+        packing=config["data"].get("packing"),
         lost=datamodule.lost,
         sources=datamodule.sources(first_step, steps),
         groups=tuple(
@@ -303,7 +307,8 @@ def _devices(trainer: Mapping) -> tuple[torch.device, int]:
     return torch.device(kind), each * trainer["num_nodes"]
 
 
-def _dtype(precision: str | int) -> torch.dtype:
+def arithmetic(precision: str | int) -> torch.dtype:
+    """The dtype in which a run of this `trainer.precision` multiplies matrices."""
     word = str(precision)
     return torch.bfloat16 if "bf16" in word else torch.float16 if "16" in word else torch.float32
 

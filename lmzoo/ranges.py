@@ -10,16 +10,19 @@ from .signatures import english, misfit, split
 # (words, the least value, the largest); a word is matched whole, null always passes
 RANGES = [
     (r"trainer\.devices", 1, 10**4),
-    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)", 1,
-     10**12),
+    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)"
+     r"|callbacks\.\w+\.(every_n_steps|stop_after)", 1, 10**12),
     (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
-    (r"data\.num_workers", 0, 1024),
+    (r"data\.num_workers|tokenizer\.kind\.sentinels", 0, 10**4),
+    (r"data\.val_fraction", 0, 0.999999),
+    (r"model\.\w+(\[\d+\])?\.window", 1, 10**8),
     (r"data\.processes", 1, 1024),
     (r"model\.(d_model|d_head|d_ff|n_heads|n_kv_heads|max_len)", 1, 10**8),
     (r"model\.(n_layers|n_decoder_layers|share)", 1, 10**5),
-    (r"tokenizer\.vocab_size", 2, 10**7),
+    (r"(tokenizer|model)\.vocab_size", 2, 10**7),
     (r"model\.(\w+_)?dropout|task\.(label_smoothing|head\.dropout)|schedule\.(\w+_fraction|end)", 0, 1),
-    (r"schedule\.(warmup|decay)_steps|checkpoint\.keep_(last|best)|task\.z_loss|optim\.weight_decay", 0, 10**9),
+    (r"schedule\.(warmup|decay)_steps|(checkpoint|callbacks\.\w+)\.keep_(last|best)|task\.z_loss"
+     r"|optim\.weight_decay", 0, 10**9),
     (r"checkpoint\.every_n_steps|logger\.wandb\.watch_every_n_steps", 1, 10**12),
     (r"optim\.(lr|clip_norm)", 0, 1000),
     (r"seed", 0, 2**32 - 1),
@@ -27,20 +30,28 @@ RANGES = [
     (r"optim\.optimizer\.ns_steps", 1, 99),
     (r"optim\.layer_decay", 0, 1),
     (r"temperature", 1e-4, 1e4),
-    (r"max_new_tokens|top_k", 1, 10**9),
-    (r"top_p", 0, 1),
+    (r"max_new_tokens|top_k|n_beams|n_best|batch_size", 1, 10**9),
+    (r"top_p|min_p", 0, 1),
+    (r"repetition_penalty", 1e-4, 1e4),
+    (r"length_penalty", -100, 100),
 ]
-POSITIVE = (r"trainer\.max_(tokens|epochs)|checkpoint\.every_minutes|tokenizer\.sample_mb|model\.init\.\w+"
-            r"|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
+POSITIVE = (r"trainer\.max_(tokens|epochs)|(checkpoint|callbacks\.\w+)\.every_minutes|tokenizer\.sample_mb"
+            r"|model\.init\.\w+|top_p|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
 EVERY_DEVICE = ("trainer.devices", -1)
 TYPES = {  # of words that may be of more than one, as an annotation
     "trainer.devices": "int | list[int] | Literal['auto']",
     "data.micro_batch_size": "int | Literal['auto'] | None",
     "tokenizer.special": "Mapping | None",
-    **dict.fromkeys(("data.path", "data.val_path", "data.test_path"), "str | list[str] | None"),
+    "stop": "str | list[str] | None",
+    "data.path": "str | list[str] | None",
+    **dict.fromkeys(("data.val_path", "data.test_path"), "str | list[str] | Mapping | None"),
 }
 CHOICES = {
+    "trainer.accelerator": ("auto", "cpu", "gpu", "cuda", "mps"),
+    "trainer.strategy": ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),
     "data.packing": ("stream", "isolate", "fit", "single"),
+    "trainer.precision": ("auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true", "32", "bf16",
+                          "16", "64"),
     "logger.wandb.mode": ("offline", "online", "disabled"),
     "logger.wandb.watch": ("gradients", "parameters", "all", "null"),
     "device": ("auto", "cpu", "cuda", "cuda:N", "mps"),
@@ -49,7 +60,7 @@ CHOICES = {
 
 def check_ranges(config: Mapping) -> None:
     """Refuse the first value of the plain `config` that no run can mean (UserError)."""
-    for word, value in nodes(config):
+    for word, value in nodes({"tokenizer": None, **config}):  # before the model, whose vocab_size is the tokenizer's
         if word in TYPES and (value == [] or misfit(value, TYPES[word])):
             raise UserError(f"{word}={value!r} should be {english(split(TYPES[word]))}")
         choice = "null" if value is None else re.sub(r":\d+$", ":N", str(value))
@@ -73,10 +84,10 @@ def check_pairs(trainer: Mapping, optim: Mapping, data: Mapping) -> None:
         raise UserError(f"trainer.max_time={trainer['max_time']} ends a run early, but does not say how many steps its "
                         "schedule is for: give trainer.max_steps, max_tokens or max_epochs too")
     if trainer.get("strategy") == "fsdp":
-        name = optim.get("optimizer", {}).get("_target_", "").rpartition(".")[2]
-        if name in ("MuonAdamW", "Adafactor"):
+        name = optim.get("optimizer", {}).get("_target_", "")
+        if name in ("torch.optim.Adafactor", "torch.optim.Muon"):
             raise UserError(f"trainer=fsdp: {name} needs whole matrices, of which each rank has a slice: take "
-                            "optim=adamw or sgd, or trainer=ddp")
+                            "optim=adafactor, optim=muon, or trainer=ddp")
         if trainer.get("precision") == "16-mixed":
             raise UserError("trainer=fsdp: its ranks have no loss scale in common, which trainer.precision=16-mixed "
                             "needs; take bf16-mixed, or trainer=ddp")

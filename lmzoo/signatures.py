@@ -31,6 +31,7 @@ HOMES = {
     "tokenizer": ("lmzoo.tokenizer",), "data": ("lmzoo.data",), "optim": ("lmzoo.optim", "torch.optim"),
     "schedule": ("lmzoo.optim",), "callbacks": ("lmzoo.callbacks",),
 }  # fmt: skip
+RECIPE = re.compile(r"model\..*|task\.head|tokenizer\.kind|optim\.optimizer")
 WHOLE = ("model", "task")  # what is made at once, where parts are recipes
 LISTS = ("list", "tuple", "Sequence")
 MAPPINGS = ("dict", "Mapping")
@@ -67,7 +68,7 @@ def check(config: dict, imported: bool = False) -> None:
         for word in sorted(words) if known is not None else ():
             if word not in known:
                 raise UserError(f"{path}.{word}: {name} has no such word{nearest(word, known)}")
-            if expected := misfit(node[word], known[word] or ("recipe" if target.startswith("lmzoo.blocks") else None)):
+            if expected := misfit(node[word], known[word]):
                 raise UserError(f"{path}.{word}={node[word]!r} should be {expected}")
 
 
@@ -78,6 +79,8 @@ def check_owners(path: str, node: dict, name: str) -> None:
         handed = handed | handed_over(node["_target_"])
     if given := sorted(handed & node.keys()):
         raise UserError(f"{path}.{given[0]}: {name} is given this by other words of the run; leave it out")
+    if RECIPE.fullmatch(path) and "_partial_" not in node:
+        raise UserError(f"{path}: add _partial_: true, since it is called later, as often as it is needed ({name})")
     given = sorted(HYDRA_WORDS & node.keys())
     if given or node.get("_partial_", True) is not True or path in WHOLE and "_partial_" in node:
         raise UserError(f"{path}.{(given or ['_partial_'])[0]}: leave it out; lmzoo itself knows how to call {name}")
@@ -122,7 +125,7 @@ def fits(value, option: str) -> bool:
     if head in MAPPINGS:
         return isinstance(value, dict)
     if option == "recipe":  # a part inside a part
-        return value is None or isinstance(value, dict) and isinstance(value.get("_target_"), str)
+        return isinstance(value, dict) and isinstance(value.get("_target_"), str)
     if option in PLAIN:
         return isinstance(value, PLAIN[option]) and (option == "bool" or not isinstance(value, bool))
     return True
@@ -200,12 +203,13 @@ def initialiser(node: ast.ClassDef) -> ast.FunctionDef | None:
 
 def parameters(module: str, node: ast.stmt) -> dict[str, str | None] | None:
     """Of a function, or of a class: its `__init__`'s or dataclass fields, and its bases' where `**` hands them on."""
+    of_block = belongs(module, ["lmzoo.blocks"])
     if isinstance(node, ast.FunctionDef):
-        return own_parameters(node)
+        return own_parameters(node, of_block)
     if not isinstance(node, ast.ClassDef):
         return None
     init = initialiser(node)
-    words = own_parameters(init, skip=1) if init else dataclass_fields(node)
+    words = own_parameters(init, of_block, skip=1) if init else dataclass_fields(node)
     if init and not init.args.kwarg:
         return words
     for base in node.bases:
@@ -217,10 +221,18 @@ def parameters(module: str, node: ast.stmt) -> dict[str, str | None] | None:
     return words
 
 
-def own_parameters(function: ast.FunctionDef, skip: int = 0) -> dict[str, str | None]:
-    a = function.args
-    every = (a.posonlyargs + a.args)[skip:] + a.kwonlyargs
-    return {p.arg: ast.unparse(p.annotation) if p.annotation else None for p in every}
+def own_parameters(function: ast.FunctionDef, of_block: bool = False, skip: int = 0) -> dict[str, str | None]:
+    """The parameters as they are annotated. Of a block those without annotation are recipes, which may be left out
+    where the default is None."""
+    a, unknown = function.args, "recipe" if of_block else None
+    placed, defaults = (a.posonlyargs + a.args)[skip:], {}
+    defaults |= dict(zip(reversed([p.arg for p in placed]), reversed(a.defaults), strict=False))
+    defaults |= {p.arg: default for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True)}
+    found = {}
+    for p in placed + a.kwonlyargs:
+        optional = isinstance(defaults.get(p.arg), ast.Constant) and defaults[p.arg].value is None
+        found[p.arg] = ast.unparse(p.annotation) if p.annotation else unknown and unknown + " | None" * optional
+    return found
 
 
 def dataclass_fields(node: ast.ClassDef) -> dict[str, str | None]:
@@ -245,7 +257,8 @@ def locate(module: str):
 def source(module: str) -> ast.Module | None:
     """The parsed source of a module, or None."""
     spec = locate(module)
-    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")) if spec and spec.origin else None
+    is_text = spec and str(spec.origin).endswith(".py")
+    return ast.parse(Path(spec.origin).read_text(encoding="utf-8")) if is_text else None
 
 
 def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:

@@ -8,6 +8,7 @@ gradient is that of the mean over all targets, however these are split. No rando
 
 import math
 import textwrap
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -279,16 +280,24 @@ class Task(LightningModule):
         numbers = self.reduce([self.sums[source][name] for source in range(len(names)) for name in self.summed])
         self.log_dict(self.metrics(split, names, np.reshape(numbers, (len(names), -1))), sync_dist=True)
 
-    def metrics(self, split: str, names: Sequence[str | None], sums_of: Sequence[Sequence[float]]) -> dict[str, float]:
-        """Those of a split, and of each source and each named set of it (`names`), from the `summed` numbers of each."""
+    def metrics(self, split: str, names: Sequence[str | None], numbers: np.ndarray) -> dict[str, float]:
+        """Those of a split, and of each source and each named set of it (`names`), from the sums of each."""
         sums, found = defaultdict(float), {}
-        for name, own in zip(names, np.asarray(sums_of), strict=True):
+        for name, own in zip(names, numbers, strict=True):
             for place in accumulate([split, *(name.split("/") if name else ())], "{}/{}".format):
                 sums[place] = sums[place] + own
         for place, all_of_it in sums.items():
             metrics = self.summarise(dict(zip(self.summed, all_of_it.tolist(), strict=True)), place)
             found |= {f"{place}/{name}": value for name, value in metrics.items()}
         return found
+
+    def measured(self) -> list[str]:
+        """The metrics that validation will have, before anything is measured."""
+        names = self.trainer.datamodule.evaluated("val")
+        self.on_validation_epoch_start()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The ``compute`` method")  # of a metric that has seen nothing
+            return list(self.metrics("val", names, np.zeros((len(names), len(self.summed)))))
 
     def whole(self, split: str) -> bool:
         """Whether all of the split is evaluated, not a part of it as under `limit_val_batches`."""

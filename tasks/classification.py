@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from ..blocks.loss import IGNORED, cross_entropy
-from ..errors import UserError
+from ..errors import UserError, few
 from .base import Task, kept, stack, wrap
 
 
@@ -63,7 +63,7 @@ class Classification(Task):
             if rows.split.n_unlabelled:
                 raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
             if unknown := [label for label in rows.split.labels if label not in learned]:
-                raise UserError(f"no text of train has the label {', '.join(map(repr, unknown))}, which {name} has: "
+                raise UserError(f"no text of train has the label {few(map(repr, unknown))}, which {name} has: "
                                 f"leave those texts out of {name}, or give others to train on")
         self.accuracy = MulticlassAccuracy(n_classes, average="micro")
         self.f1 = MulticlassF1Score(n_classes, average="macro")

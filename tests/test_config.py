@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import lmzoo
-from lmzoo import UserError
+from lmzoo import UserError, checks
+from lmzoo.errors import few
 from lmzoo.literal import plain
 
 GPT = ("model=gpt", "task=clm")
@@ -30,7 +31,17 @@ MISTAKES = [
     ((*GPT, "size=bse"), "size=bse: there is no such size of gpt; did you mean base?"),
     (("model=bert", "task=mlm", "size=xl"), "size=xl: there is no such size of bert; choose from base, large, small,"),
     ((*GPT, "tokenizer=_training"), "tokenizer=_training: "),
+    *[((f"{group}={value}",), f"{group}={value}: there is no such option") for group in ("model", "optim", "data", "task")
+      for value in ("-1", "1.5", ".5", "1e3", "nan", "-inf", "true", "null", "{a: 1}", "[1]", "")],
+    ((*GPT, "hydra/launcher=foo"), "hydra/launcher=foo: there is no such option; choose from joblib, submitit_local"),
+    (("=3",), "=3: write word=value"),
+    ((*GPT, "hydra.run.dir=x"), "hydra.run.dir=x: a run's folder is run_dir="),
     # values of the wrong type, above and below _target_
+    *[((*GPT, f"{word}={value}"), f"{word}={value} should be true or false") for value in ("-1", "3")
+      for word in ("compile", "trainer.overfit", "checkpoint.sharded", "data.deduplicate", "logger.tensorboard")],
+    ((*GPT, "optim.freeze=blocks*"), "optim.freeze should be a list: optim.freeze=[one, another]"),
+    ((*GPT, "data=mixture", "data.sources=c.txt"), "data.sources=c.txt: give each source a name"),
+    ((*GPT, "model.ffn.activation=null"), "model.ffn.activation=None should be a part, words with a _target_"),
     ((*GPT, "optim.lr=abc"), "optim.lr='abc' should be a number"),
     ((*GPT, "seed=x"), "seed='x' should be a whole number"),
     ((*GPT, "compile=maybe"), "compile='maybe' should be true or false"),
@@ -45,6 +56,8 @@ MISTAKES = [
     ((*GPT, "+foo=1"), "foo: there is no such word"),
     ((*GPT, "+optim.foo=1"), "optim.foo: there is no such word"),
     ((*GPT, "++model.foo=1"), "model.foo: Decoder has no such word"),
+    ((*GPT, "~callbacks.foo"), "~callbacks.foo: there is no such word"),
+    ((*GPT, "+optim.lr=3"), "optim.lr is there already: write optim.lr=VALUE, without the +"),
     ((*GPT, "~optim"), "~optim: only a callback can be taken away"),
     ((*GPT, "~model"), "~model: only a callback can be taken away"),
     ((*GPT, "~optim.lr"), "~optim.lr: only a callback can be taken away"),
@@ -182,7 +195,8 @@ def test_help(command):
     text = run("--help", command=command).stdout
     assert f"python -m lmzoo.{command}" in text and "ckpt: null" in text
     assert (command == "train") == ("size=175b, base, large, medium, xl  (published, of gpt)" in text)
-    assert max(map(len, text.splitlines())) <= 140
+    assert ("\nParts:\n" in text) == ("PART=OPTION" in text) == (command != "generate")
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_composed_values():
@@ -209,6 +223,29 @@ def test_the_command_line_wins_over_what_a_model_or_task_chooses():
     assert lmzoo.compose("model=bert", "task=mlm", "tokenizer=char").tokenizer.kind._target_.endswith("char")
     assert lmzoo.compose("model=bert", "task=classification").data.packing == "single"
     assert lmzoo.compose("model=bert", "task=classification", "data=csv").data.reader._target_.endswith("Csv")
+
+
+def test_a_class_that_is_named_keeps_the_words_it_takes(tmp_path, monkeypatch):
+    """Of those in the file of the part that it takes the place of; what is typed stays, and is refused if it is none."""
+    (tmp_path / "my_parts.py").write_text("def ffn(d_model, d_ff, dropout, *, bias=True, slope=0.1): ...")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = (*GPT, "model.ffn._target_=my_parts.ffn", "trust=[my_parts]")
+    assert lmzoo.compose(*words).model.ffn == {"_target_": "my_parts.ffn", "_partial_": True, "bias": True}
+    assert lmzoo.compose(*words, "model.ffn.slope=0.3").model.ffn.slope == 0.3
+    assert "activation" in lmzoo.compose(*words, "model.ffn.activation=3").model.ffn
+
+
+def test_a_task_may_start_from_another(monkeypatch):
+    files = {"task/mine": {"defaults": ["clm"], "_target_": "mine.Task"}, "task/open": {"_target_": "mine.Open"}}
+    monkeypatch.setattr(checks, "content", lambda name, read=checks.content: files[name] if name in files else read(name))
+    assert checks.task_families("mine") == ["decoder"]
+    assert checks.task_families("open") == ["encoder", "decoder", "encoder-decoder"]
+
+
+def test_long_lists_of_names_are_cut():
+    assert few(["a", "b"]) == "a, b"
+    assert few(range(15)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more"
+    assert few(["x" * 50]) == "x" * 40 + "..."
 
 
 def test_callbacks_can_be_taken_away():

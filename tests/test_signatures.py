@@ -89,6 +89,22 @@ def test_a_target_that_is_not_there():
         check({"norm": {"_target_": "torch.nn.LayerNrm"}}, imported=True)
 
 
+@pytest.mark.parametrize("path", ["model.ffn", "model.ffn.activation", "task.head", "optim.optimizer"])
+def test_a_recipe_that_would_be_called_at_once_is_refused(path):
+    config = {"_target_": "mine.Part"}
+    for name in reversed(path.split(".")):
+        config = {name: config}
+    with pytest.raises(UserError, match=f"^{path}: add _partial_: true"):
+        check(config | {"trust": ["mine"]})
+
+
+def test_parameters_of_blocks_without_annotation_are_recipes():
+    """Those with the default None may be null."""
+    read = source_signature("lmzoo.blocks.attention.Attention", "here")
+    assert read["qk_norm"] == "recipe | None" and read["d_model"] == "int"
+    assert source_signature("lmzoo.blocks.ffn.FeedForward", "here")["activation"] == "recipe"
+
+
 def test_nearest():
     assert nearest("lrr", ["lr", "weight_decay"]) == "; did you mean lr?"
     assert nearest("zzz", ["b", "a"]) == "; choose from a, b"

@@ -11,9 +11,11 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+import lmzoo
 from lmzoo import tokenizer
 from lmzoo.errors import UserError
-from lmzoo.tokenizer import Tokenizer, byte, char, train_bpe, train_unigram, train_wordpiece
+from lmzoo.literal import plain
+from lmzoo.tokenizer import Tokenizer, byte, char, prepare, train_bpe, train_unigram, train_wordpiece
 
 ENGLISH = ["The quick brown fox jumps over the lazy dog.",
            "Return a new list, sorted by key; it's stable.\n\n    f(x_1) == 42"]
@@ -106,6 +108,16 @@ def test_a_missing_role_is_refused_with_what_has_it(trained):
         trained["bpe"].require("mask", task="mlm")
     with pytest.raises(UserError, match="extra_id_0.*unigram"):
         trained["bpe"].require("sentinels", task="span_corruption")
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram", "char", "byte"])
+def test_what_a_role_is_named_is_in_the_vocabulary_of_every_kind(kind):
+    """Though the kind itself has no such token; and the vocabulary stays within its size."""
+    words = plain(lmzoo.compose("model=gpt", "task=clm", f"tokenizer={kind}", "tokenizer.vocab_size=500",
+                                "tokenizer.special.bos=<s>", "tokenizer.special.mask=<hole>").tokenizer)
+    tokenizer = prepare(words, ["the text of a document, and of another one"] * 9)
+    assert tokenizer.token(tokenizer.bos) == "<s>" and tokenizer.token(tokenizer.mask) == "<hole>"
+    assert len(tokenizer) <= 500 and {tokenizer.bos, tokenizer.mask}.isdisjoint(tokenizer.encode("<s> <hole>"))
 
 
 def test_special_overrides_a_role(trained):

@@ -158,8 +158,13 @@ NET_MISTAKES = [
     (("optim.freeze=[*]",), "the model has no trainable parameter"),
     (("optim=muon", "optim.freeze=[blocks*]"), "optim=muon: no matrix of the blocks is trained"),
     (("optim=sgd", "optim.optimizer.momentum=0"), "optim.optimizer: Nesterov momentum requires a momentum"),
-    (("trainer.strategy=dpp",), "trainer: You selected an invalid strategy name: `strategy='dpp'`"),
-    (("trainer.precision=17",), "trainer: Precision '17' is invalid"),
+    (("optim.optimizer={_target_: torch.optim.SparseAdam}",), "optim.optimizer: SparseAdam does not support dense"),
+    (("model.ffn.activation.approximate=abc",), "model: approximate argument must be either none or tanh"),
+    (("task._target_=lmzoo.tasks.base.Task",), "task._target_=lmzoo.tasks.base.Task is no task: choose by task=NAME"),
+    (("trainer.devices=-1", "trainer.accelerator=cpu"), "trainer.devices=-1 means all GPUs, and there is none"),
+    (("tokenizer=unigram",), "task=clm needs a bos token"),
+    (("model=t5", "task=span_corruption", "data.packing=isolate"), "data.packing=isolate: spans of span corruption"),
+    (("model=bert", "task=mlm", "tokenizer=bpe"), "task=mlm needs a mask token"),
     (("trainer.max_time=soon",), "is not a valid duration"),
 ]
 
@@ -176,7 +181,6 @@ def test_what_shows_on_the_net_is_found_before_data_is_read(words, tmp_path, mor
 
 DATA_MISTAKES = [
     (("data.path=/nowhere/*.txt",), "matches no file"),
-    (("tokenizer=wordpiece", "task=clm", "tokenizer=unigram"), "task=clm needs a bos token"),
     (("data.batch_size=10", "data.micro_batch_size=4"), "data.batch_size=10 is not divisible by"),
     (("tokenizer.vocab_size=100",), "tokenizer.vocab_size=100"),
     (("task=classification", "data.packing=single"), "needs labels"),

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
-from ..errors import UserError
+from ..errors import UserError, few
 from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened, stat
 
 PIECE_MB = 16  # of an uncompressed file that are read at one go
@@ -228,7 +228,7 @@ def _field(record: dict, name: str, word: str):
     value = record
     for key in [name] if name in record else name.split("."):
         if not isinstance(value, dict) or key not in value:
-            names = ", ".join(map(str, value)) if isinstance(value, dict) else "none"
+            names = few(value) if isinstance(value, dict) else "none"
             raise ValueError(f"no field {word}={name}; the fields are {names}")
         value = value[key]
     return value
@@ -240,7 +240,7 @@ def columns(file: str, found: list[str], text: str | None, label: str | None) ->
     for word, name in (("text_column", text), ("label_column", label)):
         if name is not None and found.count(name) != 1:
             several = "more than one" if name in found else "no"
-            raise UserError(f"{file} has {several} column data.{word}={name}; the columns are {', '.join(found)}")
+            raise UserError(f"{file} has {several} column data.{word}={name}; the columns are {few(found)}")
     return text, label
 
 

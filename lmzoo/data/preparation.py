@@ -71,7 +71,8 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
                 write_meta(kept, {"tokenizer": trained.json})
                 if say:
                     measure = tokenizers.measure(trained, tokenizers.sample(source.held_out_texts(), HELD_OUT_MB))
-                    say(f"tokenizer trained: {len(trained):,} tokens; on held-out text {measure}")
+                    room = f" (the model has room for {n:,})" if (n := node["vocab_size"]) > len(trained) else ""
+                    say(f"tokenizer trained: {len(trained):,} tokens{room}; on held-out text {measure}")
     return tokenizers.Tokenizer(read_meta(kept)["tokenizer"], node.get("special"))
 
 

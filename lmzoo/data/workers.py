@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, few
 from ..tokenizer import Tokenizer
 from . import duplicates
 from .corpus import Document
@@ -96,7 +96,7 @@ class Workshop:
         labels = self.setting["labels"]
         if labels is not None and label not in labels:
             raise UserError(f"data.path={self.source.config['path']}: the text {text[:40]!r} has the label {label!r}; "
-                            f"the model knows {', '.join(labels)}")
+                            f"the model knows {few(labels)}")
 
 
 def work(jobs: list[dict], setting: dict, processes: int, report: Report, done: Callable[[dict], None]) -> None:

@@ -193,7 +193,8 @@ def measure(tokenizer: Tokenizer, texts: Iterable[str]) -> Measure:
 def prepare(config: Mapping, documents: Iterable[str]) -> Tokenizer:
     """The tokenizer of a node `tokenizer`: the one at its `path`, else its `kind` trained on `documents`.
 
-    Reads `sample_mb` megabytes at most. Raises `UserError` if it holds more tokens than `vocab_size`, the model's size.
+    Reads `sample_mb` megabytes at most; what `special` names is in it, whatever the kind. Raises `UserError` if it
+    holds more tokens than `vocab_size`, the model's size.
     """
     if config.get("path"):
         tokenizer = load(config["path"], config.get("special"))
@@ -201,8 +202,10 @@ def prepare(config: Mapping, documents: Iterable[str]) -> Tokenizer:
         from hydra.utils import instantiate
 
         kind: Callable[..., Tokenizer] = instantiate(config["kind"])
-        trained = kind(sample(documents, config["sample_mb"]), vocab_size=config["vocab_size"])
-        tokenizer = Tokenizer(trained.json, config.get("special"))
+        special = config.get("special") or {}
+        trained = kind(sample(documents, config["sample_mb"]), vocab_size=config["vocab_size"] - len(special))
+        marked = _finish(tokenizers.Tokenizer.from_str(trained.json), special.values())
+        tokenizer = Tokenizer(marked.json, special)
     if len(tokenizer) > config["vocab_size"]:
         where = f"tokenizer.path={config['path']}" if config.get("path") else "the tokenizer"
         raise UserError(f"{where} holds {len(tokenizer)} tokens, more than tokenizer.vocab_size={config['vocab_size']} "

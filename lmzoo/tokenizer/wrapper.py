@@ -153,7 +153,7 @@ class Tokenizer:
             if getattr(self, role) in (None, []):
                 raise UserError(f"task={task} needs a {role} token ({' or '.join(NAMES[role])}), which this tokenizer "
                                 f"lacks: take one of tokenizer={KINDS[role]}" +
-                                ", or name it in tokenizer.special" * (role in ROLES))
+                                f", or name one, tokenizer.special.{role}='{NAMES[role][0]}'" * (role in ROLES))
 
 
 def load(path: str | Path, special: Mapping[str, str] | None = None) -> Tokenizer:
