@@ -1,16 +1,27 @@
-"""Use what a run has learned: a decoder continues the prompt; the others fill its blanks, written {}.
+"""Use what a run has learned: a decoder continues a prompt; the others fill its blanks, written {};
+an encoder-decoder answers a prompt without any.
 
-    python -m lmzoo.generate ckpt=RUN prompt="Once upon a time" top_p=0.9
+    python -m lmzoo.generate ckpt=RUN prompt="Once upon a time" top_p=0.9 stop=.
     python -m lmzoo.generate ckpt=RUN prompt="Return a {} of names."
+    python -m lmzoo.generate ckpt=RUN prompt="A cat" n_beams=4 n_best=2
+    python -m lmzoo.generate ckpt=RUN prompts_path=prompts.txt out_path=new.jsonl # a prompt a line
+    python -m lmzoo.generate ckpt=RUN                                             # asks for prompts
 """
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 from omegaconf import DictConfig
 
-from .checks import one_line
+from .checks import as_list, one_line
+from .choices import SAMPLING, check_choices
 from .config import command
 from .errors import UserError
 
-SAMPLING = ("temperature", "top_k", "top_p")
+WORDS = (*SAMPLING, "repetition_penalty", "n_beams", "n_best", "length_penalty", "max_new_tokens", "seed")
 
 
 def main() -> None:
@@ -18,37 +29,99 @@ def main() -> None:
 
 
 def job(config: DictConfig) -> None:
-    print(answer(config))
+    words = {word: config[word] for word in WORDS} | {"stop": as_list(config.stop or [])}
+    check_choices(**{word: words[word] for word in (*SAMPLING, "repetition_penalty", "n_beams")})
+    if config.prompts_path is not None:
+        prompts = read(config.prompts_path, config.prompt, config.out_path)
+        net = open_net(config)
+        new_file = open(config.out_path, "x", encoding="utf-8") if config.out_path else nullcontext(sys.stdout)
+        with new_file as out:
+            for record in records(net, prompts, config.batch_size, words):
+                print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+        return
+    if config.out_path is not None:
+        raise UserError(f"out_path={config.out_path} is for the answers to prompts_path=FILE: give that too")
+    if config.prompt is None and not sys.stdin.isatty():
+        raise UserError('no prompt: say prompt="...", or prompts_path=FILE with a prompt a line')
+    net = open_net(config)
+    if config.prompt is not None:
+        speak(net, config.prompt, words)
+    while config.prompt is None:
+        try:
+            speak(net, input("> "), words)
+        except UserError as error:
+            print(f"lmzoo: {error}", file=sys.stderr)
+        except EOFError:
+            return print()
 
 
-def answer(config: DictConfig) -> str:
-    """What the net of `config.ckpt` makes of `config.prompt`."""
+def read(path: str, prompt: str | None, out_path: str | None) -> list[str]:
+    """The prompts in a file, a line each."""
+    if prompt is not None:
+        raise UserError(f"prompt={prompt} and prompts_path={path}: give one of them")
+    if out_path is not None and Path(out_path).exists():
+        raise UserError(f"out_path={out_path} is there already: give a new file")
+    try:
+        prompts = [line for line in Path(path).expanduser().read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        raise UserError(f"prompts_path={path} is no text in UTF-8") from None
+    if not prompts:
+        raise UserError(f"prompts_path={path}: there is no prompt in it, only empty lines")
+    return prompts
+
+
+def open_net(config: DictConfig):
+    """The net of `config.ckpt` on `config.device`."""
     import torch
 
     from . import load
-    from .decoding import generate
-    from .filling import fill_masks, fill_spans
 
     net = load(config.ckpt, tuple(config.trust))
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     try:
-        net.to(device)
+        return net.to(device)
     except (RuntimeError, AssertionError) as error:  # torch's words for a device that isn't there
         raise UserError(f"device={device}: not here, or without room for this net ({one_line(error)})") from error
-    sampling = {word: config[word] for word in SAMPLING}
-    if net.family == "decoder":
-        tokenizer = net.tokenizer
-        ids = [id for id in (tokenizer.bos,) if id is not None] + tokenizer.encode(config.prompt)
-        options = {"max_new_tokens": config.max_new_tokens, "eos": tokenizer.eos, "seed": config.seed}
-        rows = generate(net, torch.tensor([ids]), **options, **sampling)
-        return config.prompt + tokenizer.decode(rows[0, len(ids):].tolist())
-    if given := [word for word in SAMPLING if sampling[word] is not None]:
-        raise UserError(f"{given[0]}: only a decoder samples; an {net.family} fills blanks with what is likeliest")
-    if net.family == "encoder":
-        blanks = fill_masks(net, net.tokenizer, config.prompt)
-        return "\n".join("   ".join(f"{token} {p:.2f}" for token, p in blank) for blank in blanks)
-    spans = fill_spans(net, net.tokenizer, config.prompt, config.max_new_tokens)
-    return "\n".join(f"{sentinel} {text}" for sentinel, text in spans.items())
+
+
+def records(net, prompts: list[str], batch_size: int, words: dict) -> Iterator[dict]:
+    """All that the net says to the prompts, in their order; the i-th prompt draws from seed + i."""
+    from .decoding.answering import answer, fill, has_blanks
+
+    for begin in range(0, len(prompts), batch_size):
+        batch = prompts[begin : begin + batch_size]
+        blanks = [has_blanks(net, prompt) for prompt in batch]
+        seeds = words | {"seed": words["seed"] + begin}
+        if not any(blanks):
+            found = answer(net, batch, **seeds)
+        else:
+            found = [fill(net, prompt, **words) if blank else answer(net, [prompt], **seeds)[0]
+                     for prompt, blank in zip(batch, blanks, strict=True)]  # fmt: skip
+        yield from (record for answers in found for record in answers)
+
+
+def speak(net, prompt: str, words: dict) -> None:
+    """Print what the net says to a prompt, as it comes."""
+    from .decoding.answering import answer, fill, has_blanks
+
+    if has_blanks(net, prompt):
+        for record in fill(net, prompt, **words):
+            lines = ["   ".join(f"{token} {p:.2f}" for token, p in blank) for blank in record.get("blanks", ())]
+            print("\n".join([*lines, *(f"{sentinel} {text}" for sentinel, text in record.get("spans", {}).items())]))
+        return
+    before = prompt if net.family == "decoder" else ""
+    if words["n_beams"] > 1 or words["n_best"] is not None:
+        for record in answer(net, [prompt], **words)[0]:
+            print(f"{record['log_probability']:8.3f}  {before}{record['answer']}")
+        return
+    shown = []  # nothing, until it is clear that there will be an answer
+
+    def show(_: int, piece: str) -> None:
+        print(piece if shown else before + piece, end="", flush=True)
+        shown.append(piece)
+
+    answer(net, [prompt], **words, stream=show)
+    print("" if shown else before)
 
 
 if __name__ == "__main__":

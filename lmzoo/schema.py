@@ -51,7 +51,7 @@ class Data:
     sources: Any = recipe()  # of a mixture: {name: Source}
     reader: Any = recipe()
     path: Any = None  # one path or a list
-    val_path: Any = None
+    val_path: Any = None  # the same, or {name: such}
     test_path: Any = None
     name: str | None = None
     config: str | None = None
@@ -78,6 +78,13 @@ class Optim:
     no_decay: list[str] = field(default_factory=list)
     freeze: list[str] = field(default_factory=list)
     optimizer: Any = recipe()
+
+
+@dataclass
+class Adapter:
+    rank: int = MISSING
+    targets: list[str] = MISSING
+    alpha: float = MISSING
 
 
 @dataclass
@@ -141,6 +148,7 @@ class Train:
     init_from: str | None = None
     model: Any = recipe()
     task: Any = recipe()
+    adapter: Adapter | None = None
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data = field(default_factory=Data)
     optim: Optim = field(default_factory=Optim)
@@ -164,11 +172,20 @@ class Evaluate:
 class Generate:
     ckpt: str | None = None
     trust: list[str] = field(default_factory=list)
-    prompt: str = MISSING
+    prompt: str | None = None
+    prompts_path: str | None = None
+    out_path: str | None = None
+    batch_size: int = MISSING
     max_new_tokens: int = MISSING
+    stop: Any = None  # one text or a list
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    n_beams: int = MISSING
+    n_best: int | None = None
+    length_penalty: float = MISSING
     seed: int = MISSING
     device: str = MISSING
 
@@ -176,7 +193,7 @@ class Generate:
 def opened(node: DictConfig) -> DictConfig:
     """The same tree with every empty mapping open to new words (a struct, Hydra's default, refuses them)."""
     for key, child in node.items_ex(resolve=False):
-        if isinstance(child, DictConfig):
+        if isinstance(child, DictConfig) and node[key] is not None:
             node[key] = opened(child) if len(child) else DictConfig({}, flags={"struct": False})
     return node
 

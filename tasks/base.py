@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from ..blocks.loss import IGNORED, cross_entropy
-from ..filling import blanked
+from ..decoding.filling import blanked
 from ..optim import build as build_optimizer
 from ..optim import freeze
 from ..tokenizer import WORD

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.loss import IGNORED
+from ..decoding.filling import fill_masks
 from ..draws import choose, draw, uniform
 from ..errors import UserError
-from ..filling import fill_masks
 from .base import Task, kept, keys, stack, wrap
 
 

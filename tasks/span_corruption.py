@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.loss import IGNORED
+from ..decoding.filling import fill_spans
 from ..draws import choose, draw
 from ..errors import UserError
-from ..filling import fill_spans
 from .base import Task, keys, stack, wrap
 
 

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from lmzoo.decoding import choose, generate
+from lmzoo.decoding import generate
+from lmzoo.decoding.sampling import distribution, draw, uniforms
 from lmzoo.errors import UserError
+from lmzoo.tokenizer import byte
 from models import POSITIONS, attention, ids, make
 
 NETS = {
@@ -97,8 +99,8 @@ def test_torchs_own_generator_is_left_alone():
 
 def frequencies(temperature=None, top_k=None, top_p=None, n=10000):
     logits = torch.tensor([0.05, 0.5, 0.15, 0.3]).log().expand(n, 4)
-    draws = [torch.Generator().manual_seed(i) for i in range(n)]
-    return torch.bincount(choose(logits, temperature, top_k, top_p, draws), minlength=4).double() / n
+    drawn = draw(*distribution(logits, temperature, top_k, top_p), uniforms(0, n, 1, logits.device)[:, 0])
+    return torch.bincount(drawn, minlength=4).double() / n
 
 
 @pytest.mark.parametrize(
@@ -123,8 +125,8 @@ def test_distributions(words, expected):
 
 
 def test_top_k_keeps_k_of_equal_ones():
-    draws = [torch.Generator().manual_seed(i) for i in range(500)]
-    assert len(choose(torch.zeros(500, 6), None, 2, None, draws).unique()) == 2
+    probabilities, ids = distribution(torch.zeros(1, 6), top_k=2)
+    assert probabilities.tolist() == [[0.5, 0.5]] and len(ids.unique()) == 2
 
 
 def test_dropout_is_off_and_the_mode_comes_back():
@@ -152,6 +154,10 @@ def test_up_to_the_last_learned_position():
         ("gpt", {"top_p": 1.5}, "top_p=1.5"),
         ("gpt", {"top_k": 51}, "top_k=51 must be between 1 and the vocabulary's size, 50"),
         ("gpt", {"top_k": 0}, "top_k=0"),
+        ("gpt", {"min_p": 1.5}, "min_p=1.5 must be between 0 and 1"),
+        ("gpt", {"repetition_penalty": 0.0}, "repetition_penalty=0.0 must be above 0"),
+        ("gpt", {"n_beams": 2, "top_k": 3}, "top_k is for sampling"),
+        ("gpt", {"stop": ["a"], "eos": 1}, "model.tokenizer"),
         ("gpt", {"max_new_tokens": 0}, "max_new_tokens=0"),
         ("gpt", {"input_ids": torch.tensor([[50]])}, "between 0 and 49"),
         ("gpt", {"input_ids": torch.zeros(1, 0, dtype=torch.long)}, "at least one token"),
@@ -191,3 +197,96 @@ def test_logits_only_where_they_are_needed():
     net.head.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
     generate(net, ids(2, 5), max_new_tokens=2)
     assert shapes == [(2, 16), (2, 16)]
+
+
+def test_padding_may_stand_amid_a_row_even_with_a_window():
+    for words in ({"position": "rotary"}, {"attention": attention(window=3), "position": "t5"}):
+        net, row = make("gpt", **words), ids(1, 5)
+        holes = torch.tensor([[7, *row[0, :2], 7, 7, *row[0, 2:], 7]])
+        mask = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0]])
+        alone = generate(net, row, max_new_tokens=9)[:, 5:]
+        assert torch.equal(generate(net, holes, mask, max_new_tokens=9), torch.cat([holes, alone], 1))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_penalty_counts_what_is_kept(side):
+    """Padding is a token that the row itself does not hold."""
+    net, row = make("gpt"), ids(1, 4)
+    words = {"max_new_tokens": 8, "repetition_penalty": 3.0}
+    alone = generate(net, row, **words)[:, 4:]
+    likeliest = alone[0, 0].item()
+    padding, zeros = torch.full((1, 3), likeliest), torch.zeros(1, 3, dtype=torch.long)
+    pair, mask = ([row, padding], [torch.ones_like(row), zeros]) if side == "right" else (
+        [padding, row], [zeros, torch.ones_like(row)])  # fmt: skip
+    assert torch.equal(generate(net, torch.cat(pair, 1), torch.cat(mask, 1), **words)[:, 7:], alone)
+    assert not torch.equal(alone, generate(net, row, max_new_tokens=8)[:, 4:])
+
+
+def test_each_rows_text_streams_and_ends_before_a_stop_string():
+    """Rows of bytes that are said whatever was read: "abcabc..." from where the prompt is."""
+    tokenizer = byte([], 400)
+    net = Cycle(tokenizer, "abc")
+    rows = torch.tensor([tokenizer.encode("a"), tokenizer.encode("b")])
+    heard = {0: "", 1: ""}
+
+    def hear(row, piece):
+        heard[row] += piece
+
+    got = generate(net, rows, max_new_tokens=7, eos=tokenizer.eos, stream=hear)
+    assert heard == {0: "bcabcab", 1: "cabcabc"} and got.shape == (2, 8)
+    heard.update({0: "", 1: ""})
+    got = generate(net, rows, max_new_tokens=7, eos=tokenizer.eos, stop=["bca"], stream=hear)
+    assert heard == {0: "", 1: "ca"}
+    assert got[:, 1:].tolist() == [tokenizer.encode("bca") + [tokenizer.eos] * 2, tokenizer.encode("cabca")]
+    assert torch.equal(generate(net, rows, max_new_tokens=7, eos=tokenizer.eos, stop="bca"), got)
+
+
+class Cycle(torch.nn.Module):
+    """A decoder that says a word over and over."""
+
+    family, max_positions, head = "decoder", None, torch.nn.Identity()
+
+    def __init__(self, tokenizer, word):
+        super().__init__()
+        self.tokenizer, self.vocab_size, self.weight = tokenizer, len(tokenizer), torch.nn.Parameter(torch.zeros(1))
+        ids = tokenizer.encode(word)
+        self.after = dict(zip(ids, ids[1:] + ids[:1], strict=True))
+
+    def cache(self, batch, max_len):
+        return None
+
+    def forward(self, input_ids, attention_mask=None, *, cache, readout):
+        following = torch.tensor([[self.after.get(id, 0) for id in row] for row in input_ids.tolist()])
+        return readout(self.head, torch.nn.functional.one_hot(following, self.vocab_size))
+
+
+def test_no_step_makes_rows_anew(monkeypatch):
+    """Nothing grows with the steps: cat is called as often for many tokens as for few."""
+    net, rows, calls = make("gpt"), ids(2, 3), []
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda *given, **words: calls.append(1) or cat(*given, **words))
+    counts = []
+    for n in (3, 20):
+        generate(net, rows, torch.tensor([[1, 1, 1], [0, 1, 1]]), max_new_tokens=n, eos=60)
+        counts.append(len(calls))
+        calls.clear()
+    assert counts[0] == counts[1]
+
+
+def test_what_comes_out_can_be_trained_on():
+    """Ids and weights are ordinary tensors, though the steps ran in inference mode."""
+    net, rows = make("gpt"), ids(2, 4)
+    out = generate(net, rows, max_new_tokens=4)
+    assert not out.is_inference()
+    net(out).sum().backward()
+    assert all(weight.grad is not None for name, weight in net.named_parameters())
+
+
+def test_compiled_blocks_are_not_compiled_anew_for_each_length():
+    net, row, graphs = make("gpt"), ids(1, 4), []
+    expected = generate(net, row, max_new_tokens=4)
+    for block in net.blocks:
+        block.compile(backend=lambda graph, examples: graphs.append(graph) or graph.forward)
+    assert torch.equal(generate(net, row, max_new_tokens=4), expected) and not graphs
+    net(row)
+    assert graphs  # elsewhere they are compiled as before

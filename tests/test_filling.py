@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lmzoo.blocks.cache import Cache
+from lmzoo.decoding.filling import BLANK, blanked, fill_masks, fill_spans
 from lmzoo.errors import UserError
-from lmzoo.filling import BLANK, blanked, fill_masks, fill_spans
 from lmzoo.tokenizer import byte, train_bpe
 from models import make
 

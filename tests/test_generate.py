@@ -1,20 +1,14 @@
-"""The generate command: a decoder continues, an encoder and an encoder-decoder fill."""
+"""The generate command: where prompts come from, where answers go, and what is refused before a net is read."""
+
+import io
+import json
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 import lmzoo
-from lmzoo import UserError
-from lmzoo.generate import answer
+from lmzoo.decoding.answering import answer
 from lmzoo.generate import main as command
-
-WORDS = {"max_new_tokens": 8, "seed": 0, "device": "cpu", "trust": []}
-WORDS |= dict.fromkeys(("temperature", "top_k", "top_p"))
-
-
-def asked(run, prompt, **words):
-    return answer(OmegaConf.create({**WORDS, "ckpt": str(run), "prompt": prompt, **words}))
 
 
 @pytest.fixture(scope="module")
@@ -32,69 +26,142 @@ def t5_run(words, tmp_path_factory):
     return folder
 
 
-def test_a_decoder_continues_with_the_likeliest(gpt_run):
-    """Greedy by default: each token is the argmax of the full forward."""
+@pytest.fixture
+def said(monkeypatch, capsys):
+    """said(run, *words) -> what the command prints; with `lines` typed on a terminal."""
+
+    def run(ckpt, *words, lines=None):
+        monkeypatch.setattr("sys.argv", ["lmzoo.generate", f"ckpt={ckpt}", "device=cpu", "max_new_tokens=8", *words])
+        if lines is not None:
+            typed = io.StringIO(lines)
+            typed.isatty = lambda: True
+            monkeypatch.setattr("sys.stdin", typed)
+        command()
+        return capsys.readouterr()
+
+    return run
+
+
+def test_a_decoder_continues_the_prompt(gpt_run, said):
     net = lmzoo.load(gpt_run)
-    ids = [net.tokenizer.bos, *net.tokenizer.encode("the cat")]
-    for _ in range(8):
-        with torch.no_grad():
-            best = net(torch.tensor([ids]))[0, -1, : len(net.tokenizer)].argmax().item()
-        if best == net.tokenizer.eos:
-            break
-        ids.append(best)
-    assert asked(gpt_run, "the cat") == net.tokenizer.decode(ids)
+    for words, more in ([], {}), (["temperature=2", "seed=3"], {"temperature": 2.0, "seed": 3}):
+        [[record]] = answer(net, ["the cat"], max_new_tokens=8, **more)
+        assert said(gpt_run, "prompt=the cat", *words).out == f"the cat{record['answer']}\n"
 
 
-def test_sampling_is_a_function_of_the_seed(gpt_run):
-    texts = [asked(gpt_run, "the", temperature=2.0, seed=seed) for seed in (0, 0, 1, 2)]
-    assert texts[0] == texts[1] and len(set(texts)) > 1
-    assert asked(gpt_run, "the", temperature=2.0, top_k=1) == asked(gpt_run, "the")
+def test_stop(gpt_run, said):
+    whole = said(gpt_run, "prompt=the cat").out.removeprefix("the cat")
+    one, other = whole[3:5], whole[6:8]
+    assert said(gpt_run, "prompt=the cat", f"stop={one}").out == f"the cat{whole.partition(one)[0]}\n"
+    listed = said(gpt_run, "prompt=the cat", f"stop=['{other}','{one}']").out
+    assert listed == f"the cat{whole[: min(whole.find(one), whole.find(other))]}\n"
 
 
-def test_an_encoder_fills_each_blank(bert_run):
-    lines = asked(bert_run, "the {} sat on a [MASK] hill").splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        probabilities = [float(part.split()[-1]) for part in line.split("   ")]
-        assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True)
+def test_beams(gpt_run, said):
+    [found] = answer(lmzoo.load(gpt_run), ["the cat"], max_new_tokens=8, n_beams=3, n_best=2)
+    lines = [f"{record['log_probability']:8.3f}  the cat{record['answer']}" for record in found]
+    assert said(gpt_run, "prompt=the cat", "n_beams=3", "n_best=2").out == "\n".join(lines) + "\n"
 
 
-def test_an_encoder_decoder_fills_spans(t5_run):
-    lines = asked(t5_run, "the {} sat on {} hill").splitlines()
+def test_an_encoder_fills_each_blank(bert_run, said):
+    for words, n in ([], 3), (["n_best=5"], 5):
+        lines = said(bert_run, "prompt=the {} sat on a [MASK] mat", *words).out.splitlines()
+        assert len(lines) == 2
+        for line in lines:
+            probabilities = [float(part.split()[-1]) for part in line.split("   ")]
+            assert len(probabilities) == n and probabilities == sorted(probabilities, reverse=True)
+
+
+def test_an_encoder_decoder_fills_spans_or_answers(t5_run, said):
+    lines = said(t5_run, "prompt=the {} sat on {} hill").out.splitlines()
     assert [line.split(" ")[0] for line in lines] == ["<extra_id_0>", "<extra_id_1>"]
+    [[record]] = answer(lmzoo.load(t5_run), ["the cat"], max_new_tokens=8)
+    assert said(t5_run, "prompt=the cat").out == f"{record['answer']}\n"
 
 
-def test_mistakes(gpt_run, bert_run, tmp_path):
-    for run, words, line in [
-        (bert_run, {"top_p": 0.9, "prompt": "a {}"}, "top_p: only a decoder samples"),
-        (bert_run, {"prompt": "no blank"}, "blank"),
-        (gpt_run, {"prompt": "a", "top_p": 1.5}, "top_p"),
-        (gpt_run, {"prompt": "a", "max_new_tokens": 10000}, "positions"),
-        (tmp_path, {"prompt": "a"}, "no whole checkpoint"),
-    ]:
-        with pytest.raises(UserError) as refusal:
-            asked(run, **words)
-        assert line in str(refusal.value)
+@pytest.mark.parametrize("batch_size", [1, 2, 16])
+def test_a_file_of_prompts(gpt_run, said, tmp_path, batch_size):
+    prompts, file, out = ["the cat", "a", "it's, “so” {} ${x}"], tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    file.write_text("the cat\n\na\n  \nit's, “so” {} ${x}\n", encoding="utf-8")
+    words = [f"prompts_path={file}", "temperature=1.5", "seed=4", f"batch_size={batch_size}"]
+    net = lmzoo.load(gpt_run)
+    expected = [answer(net, [prompt], max_new_tokens=8, temperature=1.5, seed=4 + i)[0][0]
+                for i, prompt in enumerate(prompts)]  # fmt: skip
+    assert [json.loads(line) for line in said(gpt_run, *words).out.splitlines()] == expected
+    assert said(gpt_run, *words, f"out_path={out}").out == ""
+    assert [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] == expected
 
 
-def test_a_device_that_is_not_there(gpt_run):
-    if not torch.cuda.is_available():
-        with pytest.raises(UserError, match="device=cuda: not here"):
-            asked(gpt_run, "a", device="cuda")
+def test_a_file_of_prompts_with_and_without_blanks(t5_run, said, tmp_path):
+    (tmp_path / "prompts").write_text("the {} sat\nthe cat\n<extra_id_0> sat", encoding="utf-8")
+    records = [json.loads(line) for line in said(t5_run, f"prompts_path={tmp_path / 'prompts'}").out.splitlines()]
+    assert [set(record) for record in records] == [{"prompt", word} for word in ("spans", "answer", "spans")]
 
 
-@pytest.mark.parametrize(
-    "word", ["device=foo", "device=meta", "temperature=1e-300", "seed=9999999999", "top_p=2", "top_k=0", "ckpt="]
-)
-def test_values_that_cannot_be_are_refused_before_a_net_is_read(word, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", word])
+def test_a_conversation(bert_run, gpt_run, said):
+    """A mistake is said and the next line read."""
+    got = said(bert_run, lines="a {} cat\nthe cat\n{} cat\n")
+    assert got.out.count("> ") == 4 and got.out.count("   ") == 4 and got.err.count("lmzoo: ") == 1
+    assert said(gpt_run, lines="the cat\n").out == f"> {said(gpt_run, 'prompt=the cat').out}> \n"
+
+
+@pytest.mark.parametrize("word, line", [
+    ("device=foo", "device=foo"), ("device=meta", "device=meta"), ("temperature=1e-300", "temperature="),
+    ("temperature=0", "temperature="), ("seed=9999999999", "seed="), ("top_p=2", "top_p="), ("top_p=0", "top_p=0.0"),
+    ("top_k=0", "top_k="), ("min_p=-1", "min_p="), ("repetition_penalty=0", "repetition_penalty="),
+    ("n_beams=0", "n_beams="), ("n_best=0", "n_best="), ("stop=[]", "stop=[]"), ("ckpt=", "ckpt="),
+    ("batch_size=0", "batch_size="), ("out_path=x", "out_path=x is for the answers to prompts_path"),
+    ("prompts_path=nowhere.txt", "prompt=a and prompts_path=nowhere.txt: give one of them"),
+])  # fmt: skip
+def test_values_that_cannot_be_are_refused_before_a_net_is_read(word, line, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", "prompt=a", word])
     with pytest.raises(SystemExit, match="2"):
         command()
-    assert capsys.readouterr().err.startswith(f"lmzoo: {word.partition('=')[0]}=")
+    assert capsys.readouterr().err.startswith(f"lmzoo: {line}")
 
 
-@pytest.mark.parametrize("prompt", ["Hello, world!", "it's", "[x] {y} ${z}", "你好", "x = 3", "back\\"])
-def test_prompts_are_literal_on_the_command_line(gpt_run, prompt, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["lmzoo.generate", f"ckpt={gpt_run}", f"prompt={prompt}", "max_new_tokens=1"])
-    command()
-    assert capsys.readouterr().out.startswith(prompt)
+@pytest.mark.parametrize("content, line", [
+    ("", "no prompt in it"), ("\n \n", "no prompt in it"), (b"\xff\xfe", "no text in UTF-8"), (None, "No such file"),
+])  # fmt: skip
+def test_files_of_prompts_that_are_none(content, line, tmp_path, monkeypatch, capsys):
+    file = tmp_path / "prompts.txt"
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", f"prompts_path={file}"])
+    with pytest.raises(SystemExit, match="2"):
+        command()
+    error = capsys.readouterr().err
+    assert line in error and str(file) in error and error.count("\n") == 1
+
+
+def test_answers_overwrite_nothing(tmp_path, monkeypatch, capsys):
+    for name in ("prompts", "out"):
+        (tmp_path / name).write_text("kept", encoding="utf-8")
+    words = [f"prompts_path={tmp_path / 'prompts'}", f"out_path={tmp_path / 'out'}"]
+    monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", *words])
+    with pytest.raises(SystemExit, match="2"):
+        command()
+    assert "is there already" in capsys.readouterr().err and (tmp_path / "out").read_text() == "kept"
+
+
+def test_mistakes_that_need_the_net(gpt_run, bert_run, tmp_path, said, capsys):
+    for run, words, line in [
+        (bert_run, ["top_p=0.9", "prompt=a {}"], "top_p: an encoder fills blanks"),
+        (bert_run, ["prompt=the cat"], "0 blanks"),
+        (bert_run, ["prompt=the q {}"], "no token for 'q' of the prompt"),
+        (gpt_run, ["prompt=a", "max_new_tokens=10000"], "positions"),
+        (gpt_run, ["prompt=a", "top_k=10000"], "the vocabulary's size"),
+        (gpt_run, ["prompt=a", "n_beams=2", "n_best=3"], "n_best=3 must be between 1 and n_beams=2"),
+        (gpt_run, [], "no prompt: say prompt="),
+        (tmp_path, ["prompt=a"], "no whole checkpoint"),
+        *([] if torch.cuda.is_available() else [(gpt_run, ["prompt=a", "device=cuda"], "device=cuda: not here")]),
+    ]:
+        with pytest.raises(SystemExit, match="2"):
+            said(run, *words)
+        got = capsys.readouterr()
+        assert line in got.err and got.err.count("\n") == 1 and got.out == ""
+
+
+@pytest.mark.parametrize("prompt", ["Hello, world!", "it's", "[x] {y} ${z}", "你好", "x = 3", "back\\", ""])
+def test_prompts_are_literal_on_the_command_line(gpt_run, prompt, said):
+    assert said(gpt_run, f"prompt={prompt}").out.startswith(prompt)

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {  # torch-free
-    "config", "checks", "literal", "mixing", "ranges", "ranks", "runs", "schema", "signatures", "sweep",
+    "config", "checks", "choices", "literal", "mixing", "ranges", "ranks", "runs", "schema", "signatures", "sweep",
 }  # fmt: skip
 PUBLIC = {"UserError", "build", "compose", "decoding", "fit", "hf", "load"}
 ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
@@ -15,25 +15,24 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "errors": set(),
     "blocks": set(),
     "models": {"blocks", "decoding"},
-    "decoding": {"blocks"},
-    "filling": {"decoding", "tokenizer"},
+    "decoding": {"blocks", "choices", "tokenizer"},
     "tokenizer": set(),
     "draws": set(),
     "environment": set(),
     "data": {"draws", "tokenizer"},
     "optim": set(),
-    "plan": {"optim"},
+    "plan": {"blocks", "memory", "optim"},
     "checkpoint": {"tokenizer"},
-    "engines": {"checkpoint"},
+    "engines": {"checkpoint", "optim"},
     "memory": {"blocks", "checkpoint", "engines", "optim"},
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
-    "tasks": {"blocks", "draws", "optim", "filling", "checkpoint", "tokenizer"},
+    "tasks": {"blocks", "draws", "optim", "decoding", "checkpoint", "tokenizer"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
-    "parts": CONFIG | {"callbacks", "checkpoint", "data", "engines", "optim", "tokenizer"},
+    "parts": CONFIG | {"callbacks", "checkpoint", "data", "engines", "memory", "optim", "tokenizer"},
     "train": CONFIG | {"engines", "environment", "parts", "checkpoint", "data", "plan", "load"},
     "evaluate": CONFIG | {"parts", "checkpoint", "data", "load"},
-    "generate": CONFIG | {"decoding", "filling", "load"},
+    "generate": CONFIG | {"decoding", "load"},
 }
 OUTSIDE = {"blocks": {"torch"}, "models": {"torch"}, "decoding": {"torch"}, "tokenizer": {"tokenizers", "hydra"}}
 STANDARD = {"__future__", *__import__("sys").stdlib_module_names}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .cache import KeyValues
+from .cache import KeyValues, Ring
 from .layout import Layout
 
 SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
@@ -84,7 +84,8 @@ class Attention(nn.Module):
         else:
             k, v = self.key_values(x if memory is None else memory)
         if position is not None:
-            q, k = position.rotate(q, k, layout.q_positions, layout.q_positions)
+            positions = layout.q_positions
+            q, k = position.rotate(q, k, positions, positions, layout.turns.get(id(position)))
         if memory is None and cache is not None:
             k, v = cache.append(k, v, layout.offset)
         out = self.attend(q, k, v, *self.lower(x, layout, position))
@@ -104,25 +105,31 @@ class Attention(nn.Module):
         A stack calls it ahead of each layer: a learned bias must not enter the graph inside the layer that happens to
         be first, since activation checkpointing runs that layer anew and would not find the same graph.
         """
-        dense = self.kernel(x, layout.k_positions.shape[1]) == "matmul"
-        return layout.lower(position, self.window, product_dtype(x), dense)
+        layout, dtype = layout.within(self.window), product_dtype(x)
+        dense = self.kernel(x.device, dtype, layout.k_positions.shape[1]) == "matmul"
+        return layout.lower(position, self.window, dtype, dense)
 
-    def kernel(self, x: Tensor, n_keys: int) -> str:
-        """sdpa or matmul: how queries made from ``x`` meet ``n_keys`` keys."""
-        return choose_backend(x.device, product_dtype(x), n_keys) if self.backend == "auto" else self.backend
+    def kernel(self, device: torch.device, dtype: torch.dtype, n_keys: int) -> str:
+        """sdpa or matmul: how queries of this dtype meet ``n_keys`` keys."""
+        return choose_backend(device, dtype, n_keys) if self.backend == "auto" else self.backend
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
-        if self.kernel(q, k.shape[2]) == "matmul":
+        if self.kernel(q.device, product_dtype(q), k.shape[2]) == "matmul":
             return self._weigh((q * self.scale) @ self._every_head(k).mT, v, mask)
         dropout = self.dropout if self.training else 0.0
         grouped = self.n_kv_heads < self.n_heads
+        if grouped and q.shape[2] == 1 and (mask is None or mask.shape[1] == 1):  # a step: a group's heads as rows
+            q = q.reshape(len(q), self.n_kv_heads, -1, self.d_head)
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.scale).reshape(
+                len(q), self.n_heads, 1, self.d_head)  # fmt: skip
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal, scale=self.scale, enable_gqa=grouped)
 
     def cache(self, batch: int, max_len: int) -> KeyValues:
-        """Room for the keys and values of ``max_len`` tokens of ``batch`` rows."""
-        shape = (batch, self.n_kv_heads, max_len, self.d_head)
-        return KeyValues(self.k.weight.new_empty(shape), self.k.weight.new_empty(shape))
+        """Room for the keys and values of ``max_len`` tokens of ``batch`` rows, or of the window's."""
+        kind, length = (KeyValues, max_len) if self.window is None or self.window >= max_len else (Ring, self.window)
+        shape = (batch, self.n_kv_heads, length, self.d_head)
+        return kind(self.k.weight.new_empty(shape), self.k.weight.new_empty(shape))
 
     def _weigh(self, scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         weights = (scores if mask is None else scores.add_(mask)).softmax(-1)
@@ -157,7 +164,7 @@ class Additive(Attention):
         self.energy = nn.Parameter(torch.empty(n_heads, d_head))
         nn.init.normal_(self.energy, std=d_head**-0.5)
 
-    def kernel(self, x: Tensor, n_keys: int) -> str:
+    def kernel(self, device: torch.device, dtype: torch.dtype, n_keys: int) -> str:
         """A matrix of scores is all that there is."""
         return "matmul"
 

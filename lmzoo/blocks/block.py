@@ -36,7 +36,11 @@ class PreNorm(nn.Module):
 
     def add(self, name: str, x: Tensor, f) -> Tensor:
         """One residual step with part ``f``, whose norm is called ``name``_norm."""
-        return x + self.drop(f(getattr(self, f"{name}_norm")(x)))
+        return x + self.dropped(f(getattr(self, f"{name}_norm")(x)))
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Dropout, left out where it does nothing: steps of decoding are so short that its calls count."""
+        return self.drop(x) if self.training else x
 
 
 class PostNorm(PreNorm):
@@ -45,7 +49,7 @@ class PostNorm(PreNorm):
     final_norm = False
 
     def add(self, name: str, x: Tensor, f) -> Tensor:
-        return getattr(self, f"{name}_norm")(x + self.drop(f(x)))
+        return getattr(self, f"{name}_norm")(x + self.dropped(f(x)))
 
 
 class Sandwich(PreNorm):
@@ -59,7 +63,7 @@ class Sandwich(PreNorm):
         self.cross_out_norm = None if cross is None else norm(d_model)
 
     def add(self, name: str, x: Tensor, f) -> Tensor:
-        return x + self.drop(getattr(self, f"{name}_out_norm")(f(getattr(self, f"{name}_norm")(x))))
+        return x + self.dropped(getattr(self, f"{name}_out_norm")(f(getattr(self, f"{name}_norm")(x))))
 
 
 class Parallel(nn.Module):
@@ -82,4 +86,4 @@ class Parallel(nn.Module):
         mixed = self.attn(h, layout, position, cache=cache) + self.ffn(h)
         if self.cross is not None:
             mixed = mixed + self.cross(h, memory_layout, memory=memory, cache=cross_cache)
-        return x + self.drop(mixed)
+        return x + (self.drop(mixed) if self.training else mixed)

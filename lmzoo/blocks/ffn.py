@@ -24,7 +24,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
-        return self.down(self.drop(self.activation(self.up(x))))
+        return self.down(self.dropped(self.activation(self.up(x))))
+
+    def dropped(self, x: Tensor) -> Tensor:
+        """Dropout, left out where it does nothing."""
+        return self.drop(x) if self.training else x
 
 
 class GLU(FeedForward):
@@ -37,7 +41,7 @@ class GLU(FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
         x = x.to(product_dtype(x))  # once for both
-        return self.down(self.drop(self.activation(self.gate(x)) * self.up(x)))
+        return self.down(self.dropped(self.activation(self.gate(x)) * self.up(x)))
 
 
 class SquaredReLU(nn.Module):

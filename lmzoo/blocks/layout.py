@@ -13,10 +13,12 @@ Nothing else builds masks. Two documents of 3 and 2 tokens in a causal row, then
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from .cache import ring_columns
 
 
 def count_positions(keep: Tensor | None, documents: Tensor | None) -> Tensor:
@@ -39,7 +41,7 @@ class Layout:
     """The facts of one attention: T queries against S keys. Lowered once per kind of layer, reused by all layers.
 
     q_positions (B or 1, T), k_positions (B or 1, S); keep (B, S) bool; q_documents (B, T), k_documents (B, S).
-    Under ``causal`` query t stands in column ``offset + t`` of the keys.
+    Under ``causal`` query t stands in column ``offset + t`` of the keys; ``cached``: the keys are those of a cache.
     """
 
     q_positions: Tensor
@@ -49,7 +51,10 @@ class Layout:
     keep: Tensor | None = None
     q_documents: Tensor | None = None
     k_documents: Tensor | None = None
+    cached: bool = False
     lowered: dict = field(default_factory=dict, repr=False)
+    rings: dict = field(default_factory=dict, repr=False)
+    turns: dict = field(default_factory=dict, repr=False)  # of queries, by the id of their position scheme
 
     @classmethod
     def of(cls, tokens: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None, causal: bool, cache=None):
@@ -64,7 +69,25 @@ class Layout:
             positions = count_positions(keep, document_ids)
         new = slice(offset, None)
         return cls(positions[:, new], positions, causal, offset, keep,
-                   None if document_ids is None else document_ids[:, new], document_ids)  # fmt: skip
+                   None if document_ids is None else document_ids[:, new], document_ids, cache is not None)  # fmt: skip
+
+    def within(self, window: int | None) -> Layout:
+        """The layout for a layer with this window: over fewer keys, where its ring has let go of some."""
+        n_keys = self.k_positions.shape[1]
+        if not self.cached or window is None or n_keys <= window:
+            return self
+        if window not in self.rings:
+            columns = ring_columns(window, self.offset, n_keys, self.k_positions.device)
+            self.rings[window] = replace(
+                self,
+                k_positions=self.k_positions[:, columns],
+                keep=None if self.keep is None else self.keep[:, columns],
+                k_documents=None if self.k_documents is None else self.k_documents[:, columns],
+                offset=min(self.offset, window - 1),
+                cached=False,
+                lowered={},
+            )
+        return self.rings[window]
 
     def over(self, memory: Tensor, memory_mask: Tensor | None, memory_documents: Tensor | None = None) -> Layout:
         """The layout of cross-attention from these queries to ``memory`` (B, S, D)."""

@@ -26,9 +26,18 @@ class Position(nn.Module):
         """x (B, T, D), positions (B or 1, T) -> (B, T, D)."""
         return x
 
-    def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
-        """q (B, H, T, K), k (B, H_kv, S, K), positions (B or 1, T) and (B or 1, S) -> the same shapes."""
+    def rotate(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, turn: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """q (B, H, T, K), k (B, H_kv, S, K), positions (B or 1, T) and (B or 1, S) -> the same shapes.
+
+        ``turn``: that of q_pos, where it is known.
+        """
         return q, k
+
+    def turn(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
+        """What ``rotate`` needs of positions (B or 1, T) and all layers share."""
+        return None
 
     def bias(self, q_pos: Tensor, k_pos: Tensor) -> Tensor | None:
         """(B or 1, T), (B or 1, S) -> (B or 1, H, T, S) in float32, or None."""
@@ -87,8 +96,10 @@ class Rotary(Position):
         if self.d_rotary % 2 or not 0 < self.d_rotary <= d_head:
             raise ValueError(f"rotary positions need an even part of a head, got d_head={d_head} * fraction={fraction}")
 
-    def rotate(self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor) -> tuple[Tensor, Tensor]:
-        q_turn = self.turn(q_pos)
+    def rotate(
+        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, turn: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        q_turn = self.turn(q_pos) if turn is None else turn
         return self.apply_turn(q, *q_turn), self.apply_turn(k, *(q_turn if k_pos is q_pos else self.turn(k_pos)))
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,10 +113,11 @@ class Rotary(Position):
         return angles.cos(), angles.sin()
 
     def apply_turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        part, rest = x[..., : self.d_rotary], x[..., self.d_rotary :]
+        whole = self.d_rotary == x.shape[-1]
+        part = x if whole else x[..., : self.d_rotary]
         first, second = part.chunk(2, -1)
         turned = (part * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
-        return torch.cat([turned, rest], -1) if rest.shape[-1] else turned
+        return turned if whole else torch.cat([turned, x[..., self.d_rotary :]], -1)
 
 
 class Alibi(Position):

@@ -6,6 +6,7 @@ item i mod n (windows that alternate, two rotary bases). ``share=n`` uses each l
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from .cache import Cache, KeyValues
@@ -81,13 +82,15 @@ class Stack(nn.Module):
         memory_layout: Layout | None = None,
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D), through every layer and the final norm; fills ``cache``."""
+        layout.turns = {id(position): position.turn(layout.q_positions) for position in self.positions}
         for i in range(self.n_layers):
             block = self.blocks[i // self.share]
             position = self.positions[i % len(self.positions)]
             layer, cross = (None, None) if cache is None else (cache.layers[i], cache.cross[i])
             if memory is not None and cache is not None and cross is None:
-                cross = cache.cross[i] = KeyValues(*block.cross.key_values(memory))
-            block.attn.lower(x, layout, position)
+                cross = cache.cross[i] = KeyValues(*(part.contiguous() for part in block.cross.key_values(memory)))
+            if torch.is_grad_enabled():
+                block.attn.lower(x, layout, position)
             x = block(x, layout, position, layer, memory, memory_layout, cross)
         if cache is not None:
             cache.length += x.shape[1]

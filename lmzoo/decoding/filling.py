@@ -11,14 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .decoding import check_family, evaluating, generate
-from .errors import UserError
-from .tokenizer import WORD
+from ..errors import UserError
+from ..tokenizer import WORD
+from . import check_family, evaluating, generate
 
 BLANK = "{}"
 
 
-@torch.no_grad()
 def fill_masks(model: nn.Module, tokenizer, text: str, top: int = 3) -> list[list[tuple[str, float]]]:
     """For each blank of ``text`` ({}, or the mask token as it is written) its ``top`` tokens with their probabilities.
 
@@ -26,6 +25,8 @@ def fill_masks(model: nn.Module, tokenizer, text: str, top: int = 3) -> list[lis
     """
     check_family(model, "encoder")
     tokenizer.require("mask", task="filling masks")
+    if not 1 <= top <= len(tokenizer):
+        raise UserError(f"{top} tokens for a blank: there must be 1 to {len(tokenizer)}, the size of the vocabulary")
     text = text.replace(tokenizer.token(tokenizer.mask), BLANK)
     ids = tokenizer.document(join(tokenizer, text, [tokenizer.mask] * text.count(BLANK)))
     if model.max_positions is not None and len(ids) > model.max_positions:

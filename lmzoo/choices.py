@@ -1,0 +1,36 @@
+"""Which wishes for the next token can be met, and together; without torch, so that a command can ask early."""
+
+from .errors import UserError
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+
+
+def check_choices(
+    *,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    n_beams: int = 1,
+    n_best: int | None = None,
+    vocab_size: int | None = None,
+) -> None:
+    """Raise UserError for what no distribution can be made of, and for beams that would sample."""
+    if temperature is not None and not temperature > 0:
+        raise UserError(f"temperature={temperature} must be above 0; leave it out for the likeliest token each time")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UserError(f"top_p={top_p} must be above 0 and at most 1")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise UserError(f"min_p={min_p} must be between 0 and 1")
+    if repetition_penalty is not None and not repetition_penalty > 0:
+        raise UserError(f"repetition_penalty={repetition_penalty} must be above 0; 1 changes nothing")
+    for word, k in (("top_k", top_k), ("n_beams", n_beams)):
+        if k is not None and (k < 1 or vocab_size is not None and k > vocab_size):
+            raise UserError(f"{word}={k} must be between 1 and the vocabulary's size, {vocab_size}" if vocab_size else
+                            f"{word}={k} must be at least 1")  # fmt: skip
+    if n_best is not None and not 1 <= n_best <= n_beams:
+        raise UserError(f"n_best={n_best} must be between 1 and n_beams={n_beams}")
+    wishes = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if n_beams > 1 and (given := [word for word in SAMPLING if wishes[word] is not None]):
+        raise UserError(f"{given[0]} is for sampling, but n_beams={n_beams} looks for what is likeliest: leave one out")
