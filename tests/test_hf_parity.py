@@ -21,8 +21,16 @@ def gpt2(**options):
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=V, **sizes, **NO_IDS, **options))
 
 
+ROPES = {
+    "default": {},
+    "linear": {"factor": 3.0},
+    "yarn": {"factor": 5.0, "original_max_position_embeddings": 16, "beta_fast": 4.0, "beta_slow": 0.5},
+    "llama3": {"factor": 5.0, "original_max_position_embeddings": 16, "low_freq_factor": 0.5, "high_freq_factor": 2.0},
+}
+
+
 def llama(rope="default", **options):
-    rope = {"rope_type": rope, "rope_theta": 500.0} | ({"factor": 3.0} if rope == "linear" else {})
+    rope = {"rope_type": rope, "rope_theta": 500.0} | ROPES[rope]
     sizes = {"hidden_size": 24, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 10,
              "num_hidden_layers": 3, "intermediate_size": 37, "max_position_embeddings": 64}  # fmt: skip
     config = transformers.LlamaConfig(vocab_size=V, rope_parameters=rope, **sizes, **NO_IDS, **options)
@@ -50,6 +58,8 @@ THEIRS = {
     "gpt2-untied-relu": lambda: gpt2(tie_word_embeddings=False, activation_function="relu", scale_attn_weights=False),
     "llama": llama,
     "llama-tied-linear": lambda: llama("linear", tie_word_embeddings=True),
+    "llama-yarn": lambda: llama("yarn"),
+    "llama-llama3": lambda: llama("llama3"),
     "llama-biases": lambda: llama(attention_bias=True, mlp_bias=True),
     "bert": bert,
     "bert-tanh": lambda: bert(hidden_act="gelu_new"),
@@ -270,7 +280,8 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 
 REFUSED = [
-    (lambda: llama(), {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.rope_type='yarn'"),
+    (lambda: llama(), {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type='dynamic'"),
+    (lambda: llama("yarn"), {"rope_parameters": {"rope_type": "yarn", "attention_factor": 2.0}}, "no rope_parameters.att"),
     (lambda: gpt2(), {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     (lambda: bert(), {"is_decoder": True}, "is_decoder=True"),
     (lambda: t5(), {"feed_forward_proj": "gelu"}, "feed_forward_proj='gelu'"),

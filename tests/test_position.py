@@ -5,7 +5,18 @@ import math
 import pytest
 import torch
 
-from lmzoo.blocks.position import Alibi, Buckets, Learned, Position, Rotary, Sinusoidal, alibi_slopes
+from lmzoo.blocks.position import (
+    NTK,
+    Alibi,
+    Buckets,
+    Learned,
+    Llama3,
+    Position,
+    Rotary,
+    Sinusoidal,
+    YaRN,
+    alibi_slopes,
+)  # fmt: skip
 
 PLACE = {"d_model": 16, "n_heads": 2, "d_head": 8, "max_len": 64, "causal": True}
 
@@ -82,6 +93,39 @@ def test_position_interpolation_puts_four_positions_into_one():
     interpolated, _ = place(Rotary, scaling=4.0).rotate(x, x, at(28), at(28))
     plain, _ = place(Rotary).rotate(x, x, at(7), at(7))
     torch.testing.assert_close(interpolated, plain)
+
+
+LONGER = {
+    "ntk": (NTK, {}, "dynamic", {}),  # at a row of `factor` times the trained length
+    "yarn": (YaRN, {"trained_len": 64, "fast": 8.0}, "yarn", {"beta_fast": 8.0, "beta_slow": 1.0}),
+    "llama3": (Llama3, {"trained_len": 64}, "llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+}
+
+
+@pytest.mark.parametrize("kind", LONGER)
+@pytest.mark.parametrize(("scaling", "theta"), [(2.0, 10000.0), (8.0, 500.0)])
+def test_scalings_of_rotary_are_those_of_transformers(kind, scaling, theta):
+    transformers = pytest.importorskip("transformers")
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    part, words, name, theirs = LONGER[kind]
+    factor = {"factor": 1.0 if kind == "ntk" else scaling, "original_max_position_embeddings": 64}
+    rope = {"rope_type": name, "rope_theta": theta, **factor, **theirs}
+    sizes = {"hidden_size": 96, "num_attention_heads": 2, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**sizes, rope_parameters=rope)
+    expected, amplitude = ROPE_INIT_FUNCTIONS[name](config, "cpu", seq_len=64 * int(scaling))
+    position = place(part, d_head=48, scaling=scaling, theta=theta, **words)
+    torch.testing.assert_close(position.frequencies("cpu"), expected, rtol=0, atol=1e-6)
+    assert position.amplitude == pytest.approx(amplitude)
+    assert not torch.allclose(position.frequencies("cpu"), place(Rotary, d_head=48, theta=theta).frequencies("cpu"))
+
+
+@pytest.mark.parametrize("kind", LONGER)
+def test_scaled_rotary_scores_depend_on_the_distance_only(kind):
+    part, words, *_ = LONGER[kind]
+    position = place(part, scaling=4.0, **words)
+    q, k = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    assert scores(position, q, k, 9, 2) == pytest.approx(scores(position, q, k, 207, 200), abs=1e-4)
 
 
 def test_angles_are_float32_in_a_bfloat16_model():

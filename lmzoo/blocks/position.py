@@ -78,6 +78,7 @@ class Rotary(Position):
     """
 
     rotates = True
+    amplitude = 1.0
 
     def __init__(
         self,
@@ -104,13 +105,14 @@ class Rotary(Position):
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
-        angles = (
-            positions[:, None, :, None].float()  # whatever the default dtype: under bf16-true it is bfloat16
-            / self.scaling
-            * inverse_frequencies(self.d_rotary, self.theta, positions.device)
-        )
+        places = positions[:, None, :, None].float()  # whatever the default dtype: under bf16-true it is bfloat16
+        angles = places * self.frequencies(positions.device)
         angles = torch.cat([angles, angles], -1)
-        return angles.cos(), angles.sin()
+        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+
+    def frequencies(self, device) -> Tensor:
+        """By how much each pair turns from one position to the next, (d_rotary / 2,) of radians."""
+        return inverse_frequencies(self.d_rotary, self.theta, device) / self.scaling
 
     def apply_turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         whole = self.d_rotary == x.shape[-1]
@@ -118,6 +120,70 @@ class Rotary(Position):
         first, second = part.chunk(2, -1)
         turned = (part * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
         return turned if whole else torch.cat([turned, x[..., self.d_rotary :]], -1)
+
+
+class NTK(Rotary):
+    """Rotary for rows ``scaling`` times as long as those of training, without any: theta * scaling^(K/(K-2)).
+
+    The quickest pair turns as it did, the slowest ``scaling`` times slower ("NTK-aware" interpolation, Peng et al. 2023,
+    arXiv:2309.00071, section 3.1).
+    """
+
+    def frequencies(self, device) -> Tensor:
+        power = self.d_rotary / (self.d_rotary - 2) if self.d_rotary > 2 else 1.0
+        return inverse_frequencies(self.d_rotary, self.theta * self.scaling**power, device)
+
+
+class YaRN(Rotary):
+    """Rotary for rows ``scaling`` times as long as the ``trained_len`` of before: slow pairs turn slower, quick ones not.
+
+    A pair that makes ``fast`` turns within trained_len keeps its frequency, one that makes ``slow`` turns has its
+    frequency divided by scaling, those between are mixed in proportion to their place. Scores grow by
+    (0.1 ln scaling + 1)^2 (Peng et al. 2023, arXiv:2309.00071).
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *, trained_len: int,
+        fast: float = 32.0, slow: float = 1.0, **words: float,
+    ):  # fmt: skip
+        super().__init__(d_model, n_heads, d_head, max_len, causal, **words)
+        if not slow < fast:
+            raise ValueError(f"slow={slow} must be below fast={fast}")
+        self.trained_len, self.fast, self.slow = trained_len, fast, slow
+        self.amplitude = 0.1 * math.log(self.scaling) + 1.0
+
+    def frequencies(self, device) -> Tensor:
+        plain = inverse_frequencies(self.d_rotary, self.theta, device)
+        first, last = max(0, math.floor(self.pair(self.fast))), min(math.ceil(self.pair(self.slow)), self.d_rotary - 1)
+        slower = ((torch.arange(len(plain), device=device) - first) / max(last - first, 1e-3)).clamp(0, 1)
+        return plain * (1 - slower) + plain / self.scaling * slower
+
+    def pair(self, turns: float) -> float:
+        """The place of the pair that makes so many turns within trained_len: where theta^(2i/K) is that over 2 pi."""
+        return self.d_rotary / 2 * math.log(self.trained_len / (2 * math.pi * turns), self.theta)
+
+
+class Llama3(Rotary):
+    """Rotary for rows ``scaling`` times as long as the ``trained_len`` of before, as Llama 3.1 does it.
+
+    A pair that makes ``high`` turns within trained_len keeps its frequency, one that makes fewer than ``low`` has it
+    divided by scaling, those between are mixed in proportion to their turns (Llama team 2024, arXiv:2407.21783).
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, d_head: int, max_len: int, causal: bool, *, trained_len: int,
+        low: float = 1.0, high: float = 4.0, **words: float,
+    ):  # fmt: skip
+        super().__init__(d_model, n_heads, d_head, max_len, causal, **words)
+        if not low < high:
+            raise ValueError(f"low={low} must be below high={high}")
+        self.trained_len, self.low, self.high = trained_len, low, high
+
+    def frequencies(self, device) -> Tensor:
+        plain = inverse_frequencies(self.d_rotary, self.theta, device)
+        turns = self.trained_len * plain / (2 * math.pi)
+        kept = ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
+        return plain * (kept + (1 - kept) / self.scaling)
 
 
 class Alibi(Position):

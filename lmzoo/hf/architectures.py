@@ -31,7 +31,7 @@ class Architecture:
     `words`: (ours in the model config, theirs in config.json, the attribute of the net that holds it).
     `choices`: their words that change parts, {value: what it changes in our YAML}; any other value is refused.
     `implied`: their words that may be left out, and what is meant then. `weights`: see weights.py.
-    `left_out`: beginnings of the names of their parameters that language modelling doesn't need.
+    `absent`: their words that change what no part of ours has. `left_out`: beginnings of the names of their parameters that language modelling doesn't need.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Architecture:
     weights: list[weights.Row]
     implied: dict[str, Callable[[Mapping], object]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
 
 
 GPT2 = Architecture(
@@ -83,17 +84,24 @@ LLAMA = Architecture(
         ("norm.eps", "rms_norm_eps", "norm.eps"),
         ("position.theta", "rope_parameters.rope_theta", "positions.0.theta"),
         ("position.scaling", "rope_parameters.factor", "positions.0.scaling"),
+        ("position.trained_len", "rope_parameters.original_max_position_embeddings", "positions.0.trained_len"),
+        ("position.fast", "rope_parameters.beta_fast", "positions.0.fast"),
+        ("position.slow", "rope_parameters.beta_slow", "positions.0.slow"),
+        ("position.low", "rope_parameters.low_freq_factor", "positions.0.low"),
+        ("position.high", "rope_parameters.high_freq_factor", "positions.0.high"),
         ("attention_dropout", "attention_dropout", "blocks.0.attn.dropout"),
     ],
     choices={
         "hidden_act": {"silu": {}},
         "tie_word_embeddings": {False: {}, True: {"head": "tied"}},
-        "rope_parameters.rope_type": {"default": {"position.scaling": 1.0}, "linear": {}},
+        "rope_parameters.rope_type": {"default": {"position.scaling": 1.0}, "linear": {},
+                                      "yarn": {"position": "rotary_yarn"}, "llama3": {"position": "rotary_llama3"}},
         "attention_bias": {False: {}, True: {"attention.bias": True}},
         "mlp_bias": {False: {}, True: {"ffn.bias": True}},
     },
     implied={"rope_parameters.factor": lambda theirs: 1.0},
     weights=weights.LLAMA,
+    absent=tuple(f"rope_parameters.{word}" for word in ("attention_factor", "mscale", "mscale_all_dim", "truncate")),
 )  # fmt: skip
 
 BERT = Architecture(
@@ -184,11 +192,18 @@ def _strange(architecture: Architecture, theirs: Mapping) -> Iterator[str]:
         value = _look(theirs, word)
         if value is not None and value not in choice:
             yield f"lmzoo has no {word}={value!r}, only {', '.join(map(repr, choice))}"
+    yield from (f"lmzoo has no {word}" for word in architecture.absent if _look(theirs, word) is not None)
 
 
 def translate(architecture: Architecture, theirs: Mapping) -> dict:
     """Our model config: the house's YAML, their numbers in it."""
     root = template(architecture.name)
+    changes = {}
+    for word, choice in architecture.choices.items():
+        changes |= choice.get(_look(theirs, word), {})
+    parts = {ours: value for ours, value in changes.items() if "." not in ours}
+    for kind, part in parts.items():
+        root.model[kind] = option(f"{kind}/{part}")
     told: dict[str, object] = {}
     for ours, word, _ in architecture.words:
         value = _look(theirs, word)
@@ -199,11 +214,8 @@ def translate(architecture: Architecture, theirs: Mapping) -> dict:
         if told.setdefault(ours, value) != value:
             log.warning("lmzoo has one %s where config.json has two: taking %s=%s", ours, word, value)
         OmegaConf.update(root, f"model.{ours}", value)
-    for word, choice in architecture.choices.items():
-        for ours, value in choice.get(_look(theirs, word), {}).items():
-            is_part = isinstance(value, str) and "." not in ours
-            value = option(f"{ours}/{value}") if is_part else value
-            OmegaConf.update(root, f"model.{ours}", value, merge=False, force_add=True)
+    for ours in changes.keys() - parts.keys():
+        OmegaConf.update(root, f"model.{ours}", changes[ours], merge=False, force_add=True)
     return OmegaConf.to_container(root.model, resolve=True)
 
 
