@@ -281,7 +281,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 
 REFUSED = [
     (lambda: llama(), {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type='dynamic'"),
-    (lambda: llama("yarn"), {"rope_parameters": {"rope_type": "yarn", "attention_factor": 2.0}}, "no rope_parameters.att"),
+    (lambda: llama("yarn"), {"rope_parameters": {"rope_type": "yarn", "mscale": 2.0}}, "no rope_parameters.mscale"),
     (lambda: gpt2(), {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
     (lambda: bert(), {"is_decoder": True}, "is_decoder=True"),
     (lambda: t5(), {"feed_forward_proj": "gelu"}, "feed_forward_proj='gelu'"),

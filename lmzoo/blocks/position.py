@@ -125,8 +125,8 @@ class Rotary(Position):
 class NTK(Rotary):
     """Rotary for rows ``scaling`` times as long as those of training, without any: theta * scaling^(K/(K-2)).
 
-    The quickest pair turns as it did, the slowest ``scaling`` times slower ("NTK-aware" interpolation, Peng et al. 2023,
-    arXiv:2309.00071, section 3.1).
+    The quickest pair turns as it did, the slowest ``scaling`` times slower ("NTK-aware" interpolation, Peng et al.
+    2023, arXiv:2309.00071, section 3.1).
     """
 
     def frequencies(self, device) -> Tensor:
@@ -135,7 +135,7 @@ class NTK(Rotary):
 
 
 class YaRN(Rotary):
-    """Rotary for rows ``scaling`` times as long as the ``trained_len`` of before: slow pairs turn slower, quick ones not.
+    """Rotary for rows ``scaling`` times as long as the ``trained_len`` of before: slow pairs alone turn slower.
 
     A pair that makes ``fast`` turns within trained_len keeps its frequency, one that makes ``slow`` turns has its
     frequency divided by scaling, those between are mixed in proportion to their place. Scores grow by

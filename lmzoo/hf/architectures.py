@@ -31,7 +31,8 @@ class Architecture:
     `words`: (ours in the model config, theirs in config.json, the attribute of the net that holds it).
     `choices`: their words that change parts, {value: what it changes in our YAML}; any other value is refused.
     `implied`: their words that may be left out, and what is meant then. `weights`: see weights.py.
-    `absent`: their words that change what no part of ours has. `left_out`: beginnings of the names of their parameters that language modelling doesn't need.
+    `absent`: their words that change what no part of ours has. `left_out`: beginnings of the names of their parameters
+    that language modelling doesn't need.
     """
 
     name: str
