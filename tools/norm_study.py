@@ -1,0 +1,118 @@
+"""Where the norms stand: gradients by layer and loss, by depth, with and without warm-up.
+
+python -m lmzoo.tools.norm_study [--depths 4,12,24] [--blocks pre,post] [--png FILE] [WORD=VALUE ...]
+
+With post-norm (Vaswani et al. 2017) the gradients of the last layers are large at the beginning, and a
+deep net needs warm-up; with pre-norm they are not, and it does not (Xiong et al. 2020,
+arXiv:2002.04745). For each block and depth: the gradient's norm in each layer on the first step's rows,
+before any training; and the validation loss after training with the schedule's warm-up and with none.
+WORDs are those of training (python -m lmzoo.train --help); without any it is the default gpt with
+Glorot's initialisation, as in both papers, for 500 steps.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lmzoo.tools import answer, new_file, parser
+from torch import nn
+
+import lmzoo
+from lmzoo import parts
+from lmzoo.train import assemble
+
+WARMUPS = {"warm-up": [], "none": ["schedule.warmup_steps=0"]}
+WORDS = ["model=gpt", "task=clm", "model/init=xavier", "trainer.max_steps=500", "trainer.val_every_n_steps=null"]
+
+
+@dataclass
+class Study:
+    """Of one block at one depth: gradient norms from the first layer to the last, and losses by warm-up, in nats."""
+
+    name: str
+    norms: list[float]
+    losses: dict[str, float] = field(default_factory=dict)
+
+
+def study(words: list[str], depths: list[int], blocks: list[str], png: Path | None) -> str:
+    """The table of all blocks and depths; `png`: the picture to draw."""
+    if png:
+        new_file(png, ".png")
+    typed = {word.partition("=")[0] for word in words}
+    words = [*(word for word in WORDS if word.partition("=")[0] not in typed), *words]
+    configs = {
+        (block, depth): {
+            warmup: lmzoo.compose(*words, *more, f"model/block={block}", f"model.n_layers={depth}",
+                                  f"name={block}-{depth}-{warmup}")
+            for warmup, more in WARMUPS.items()
+        }
+        for block in blocks for depth in depths
+    }  # fmt: skip
+    found = []
+    for (block, depth), by_warmup in configs.items():
+        found.append(Study(f"{block}, {depth} layers", gradient_norms(by_warmup["warm-up"])))
+        for warmup, config in by_warmup.items():
+            found[-1].losses[warmup] = lmzoo.fit(config)[1]["val/loss"]
+    if png:
+        picture(found, png)
+    return table(found)
+
+
+def gradient_norms(config) -> list[float]:
+    """Of each block of a fresh net, of the mean loss over the first step's first rows."""
+    task, module = assemble(parts.settled(config))
+    micro = next(iter(module.train_dataloader()))[0]
+    sums = task.loss(micro)
+    (sums["loss"] / sums["targets"]).backward()
+    return [norm(block) for block in task.net.blocks]
+
+
+def norm(block: nn.Module) -> float:
+    return float(sum(weight.grad.square().sum() for weight in block.parameters()) ** 0.5)
+
+
+def table(found: list[Study]) -> str:
+    heads = ["gradient, first layer", "last layer", "last / first", *(f"loss, {name}" for name in WARMUPS)]
+    lines = [f"{'norm':<18}" + "".join(f"{head:>{len(head) + 3}}" for head in heads)]
+    for one in found:
+        numbers = [one.norms[0], one.norms[-1], one.norms[-1] / one.norms[0], *one.losses.values()]
+        cells = (f"{n:>{len(head) + 3}.3g}" for n, head in zip(numbers, heads, strict=True))
+        lines.append(f"{one.name:<18}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def picture(found: list[Study], file: Path) -> None:
+    """Gradient norms along the depth, and losses side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for one in found:
+        depth = len(one.norms)
+        left.plot([layer / max(1, depth - 1) for layer in range(depth)], one.norms, "o-", markersize=3, label=one.name)
+    left.set(xlabel="depth: 0 the first layer, 1 the last", ylabel="gradient norm before training", yscale="log")
+    left.legend(fontsize="small")
+    for place, warmup in enumerate(WARMUPS):
+        right.barh([i + 0.4 * place for i in range(len(found))], [one.losses[warmup] for one in found], 0.38,
+                   label=f"{warmup}" if warmup == "warm-up" else "no warm-up")  # fmt: skip
+    right.set_yticks([i + 0.2 for i in range(len(found))], [one.name for one in found])
+    right.invert_yaxis()
+    right.set(xlabel="validation loss, nats per token")
+    right.legend(fontsize="small")
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    arguments = parser(__doc__)
+    arguments.add_argument("words", nargs="*", metavar="WORD=VALUE", help="of training")
+    arguments.add_argument("--depths", type=lambda text: list(map(int, names(text))), default=[4, 12, 24])
+    arguments.add_argument("--blocks", type=names, default=["pre", "post"])
+    arguments.add_argument("--png", type=Path, metavar="FILE", help="draw gradients and losses")
+    given = arguments.parse_intermixed_args()
+    answer(study, given.words, given.depths, given.blocks, given.png)
+
+
+if __name__ == "__main__":
+    main()
