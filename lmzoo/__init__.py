@@ -11,13 +11,28 @@ Each is imported when it is first used, so that the commands answer a mistake wi
 """
 
 import importlib
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from .errors import UserError
 
 __all__ = ["UserError", "build", "compose", "decoding", "fit", "hf", "load"]
 
-_HOMES = {"compose": "config.compose", "fit": "train.train", "build": "checkpoint.build"}
+_HOMES = {"compose": "config.compose", "fit": "train.train"}
+
+
+def build(config: Mapping, trust: tuple[str, ...] = ()):
+    """A fresh net of a model config, as `compose(...).model`, with its `.config`.
+
+    Raises UserError for what the words of its parts can't be, and for a `_target_` as `load` does.
+    """
+    room = importlib.import_module(".checkpoint.building", __name__)
+    whole = {"model": room.checked(config, trust), "trust": list(trust)}
+    importlib.import_module(".checks", __name__).check_parts(whole)
+    importlib.import_module(".signatures", __name__).check(whole)
+    importlib.import_module(".ranges", __name__).check_ranges(whole)
+    return room.build(config, trust)
 
 
 def load(path: str | Path, trust: tuple[str, ...] = ()):
@@ -26,9 +41,14 @@ def load(path: str | Path, trust: tuple[str, ...] = ()):
     In eval mode, with `.config` and `.tokenizer`. A `_target_` that resolves outside lmzoo, torch.nn and the modules
     named in `trust` is refused (UserError).
     """
-    if (Path(path) / "config.json").is_file():
-        return importlib.import_module(".hf", __name__).from_hf(path)
-    return importlib.import_module(".checkpoint", __name__).load(path, trust)
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"load({path!r}): give a path, of a checkpoint file, a run's folder or an exported folder")
+    try:
+        if (Path(path) / "config.json").is_file():
+            return importlib.import_module(".hf", __name__).from_hf(path)
+        return importlib.import_module(".checkpoint", __name__).load(path, trust)
+    except OSError as error:
+        raise UserError(importlib.import_module(".checks", __name__).explain(error)) from error
 
 
 def __getattr__(name: str):

@@ -9,6 +9,7 @@ import logging
 import math
 import os
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def compose(*overrides: str) -> DictConfig:
 
     Raises UserError, one line, for a word that does not exist, a value of the wrong type, or a pair that does not fit.
     """
+    if not all(isinstance(word, str) for word in overrides):
+        raise UserError('compose takes words, as compose("model=gpt", "task=clm"); of a list compose(*words)')
     register()
     try:
         with hydra.initialize_config_module("lmzoo.conf", version_base="1.3"):
@@ -45,7 +48,7 @@ def compose(*overrides: str) -> DictConfig:
         with open_dict(composed):
             del composed["hydra"]
         return finish(composed, settings)
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, OSError) as error:
         raise UserError(checks.explain(error)) from None
 
 
@@ -106,7 +109,7 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
 
 
 def manual(name: str, examples: str) -> str:
-    """What `--help` prints: examples, every part with its options, and the words of `conf/NAME.yaml`."""
+    """What `--help` prints: examples, the parts if there are some with their options, the words of `conf/NAME.yaml`."""
     text = (checks.CONF / f"{name}.yaml").read_text(encoding="utf-8")
     content = yaml.safe_load(text)
     entries = [entry for entry in content["defaults"] if isinstance(entry, dict)]
@@ -116,5 +119,14 @@ def manual(name: str, examples: str) -> str:
     if "model" in chosen:
         parts += [f"  size={', '.join(sizes)}  (published, of {model})" for model, sizes in checks.published().items()]
     words = text[text.index("\n\n"):text.index("\nhydra:")].strip()
+    words = "\n".join(fold(line, " " * line.find("#") + "# ") for line in words.splitlines())
+    if not parts:
+        return "\n\n".join([examples.strip(), "Words:", words])
+    parts = "\n".join(fold(part, " " * (part.find("=") + 1)) for part in parts)
     footer = f"The words of chosen parts too: python -m lmzoo.{name} --cfg job PART=OPTION ..."
-    return "\n\n".join([examples.strip(), "Parts:", "\n".join(parts), "Words:", words, footer])
+    return "\n\n".join([examples.strip(), "Parts:", parts, "Words:", words, footer])
+
+
+def fold(line: str, indent: str) -> str:
+    """A line of at most 100 columns, what is more on others below `indent`."""
+    return textwrap.fill(line, 100, subsequent_indent=indent)

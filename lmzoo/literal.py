@@ -12,16 +12,17 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from .errors import UserError
+from .errors import UserError, naming
 
 NEVER_NULL = ("tags", "trust", "add")  # lists, where none are given empty ones
 LISTS = re.compile(rf"({'|'.join(NEVER_NULL)}|stop|\w*path)")
-FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter|\w*field"
-                       r"|\w*column")
+FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter"
+                       r"|\w*(field|column|separator)")
 FREE_THERE = re.compile(r"logger\.wandb\.(project|group)|tokenizer\.special\.\w+")  # words that mean more elsewhere
 SET = re.compile(r"(?:.*[./])?((?:val|test)_path)\.(.*)")  # one of several, by its name
 NAME = re.compile(r"(?!loss$)[A-Za-z_][A-Za-z0-9_-]{,63}")
 ITEM = re.compile(r"""\s*(?:"([^"]*)"|'([^']*)'|([^,]*?))\s*(?:,|$)""")  # of a list; in quotes it may hold commas
+UNWRITABLE = re.compile("[\0\x85\ud800-\udfff]")  # half a character, what no path holds, what YAML makes a space
 NULLABLE = re.compile(r"(?!prompt$|text$)")
 
 
@@ -31,8 +32,8 @@ def prepared(words: Sequence[str]) -> list[str]:
     for word in words:
         if word.startswith("~") and not word.startswith("~callbacks."):
             raise UserError(f"{word}: only a callback can be taken away (~callbacks.NAME); give the word another value")
-        if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
-            raise UserError(f"{word!r}: this is no text in UTF-8, so no run can note it; give it another name")
+        if UNWRITABLE.search(word):
+            raise UserError(f"{word!r} is no text that a run can note (of UTF-8, without \\x00 and \\x85); change it")
     words = [quote(word) for word in words]
     return [re.sub("^run_dir=", "hydra.sweep.dir=", word) if sweep else word for word in words]  # one for each job
 
@@ -118,5 +119,6 @@ def load(path: str | Path) -> DictConfig:
 def save(config: DictConfig, path: str | Path) -> None:
     """Write the resolved configuration as YAML, in one move."""
     beside = Path(f"{path}.tmp")
-    beside.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with naming(path):
+        beside.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
     os.replace(beside, path)

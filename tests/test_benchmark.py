@@ -210,6 +210,16 @@ def test_a_small_run_of_packing(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_small_run_of_generation(tmp_path):
+    pytest.importorskip("transformers")
+    small = ["generate", "--batch", "2", "--tokens", "4", "--rounds", "1", "--json", tmp_path / "generate.json"]
+    subprocess.run([sys.executable, "-m", "lmzoo.tools.benchmark", *small], check=True)
+    rows = json.loads((tmp_path / "generate.json").read_text())
+    assert [row["arm"] for row in rows] == ["lmzoo", "transformers"] * 3 and all(set(row) >= KEYS for row in rows)
+    assert all("the same tokens" in row["note"] for row in rows[::2])
+
+
+@pytest.mark.slow
 def test_a_small_run_of_the_startup():
     done = subprocess.run([sys.executable, "-m", "lmzoo.tools.benchmark", "startup", "--rounds", "1"],
                           capture_output=True, text=True, check=True)

@@ -1,10 +1,11 @@
 """The counting tool gives the papers' numbers."""
 
+import re
 import subprocess
 import sys
 
 import pytest
-from lmzoo.tools.count import count
+from lmzoo.tools.count import count, in_bytes
 
 from lmzoo import UserError
 
@@ -39,9 +40,31 @@ def test_memory_says_which_engine_fits():
         count(*words, device_memory="80")
 
 
-def test_a_wrong_word_is_refused():
-    with pytest.raises(UserError, match="model=gptt"):
-        count("model=gptt")
+@pytest.mark.parametrize(("words", "options", "line"), [
+    (["model=gptt"], {}, "model=gptt"),
+    (["data.row_length=5000"], {}, "data.row_length=5000 is more than the 128 positions of the model"),
+    (["trainer.precision=abc"], {}, "trainer.precision=abc is not one of auto, 32-true"),
+    (["model.n_heads=3"], {}, "d_model=128 is not divisible by n_heads=3"),
+    ([], {"devices": 0}, "--devices 0 is less than 1"), ([], {"devices": -3}, "--devices -3 is less than 1"),
+    *(([], {"device_memory": text}, f"--device-memory {text}: say it as 80GB")
+      for text in ("80", "1.2.3GB", "GB", ".GB", "-1GB", "1e3GB", "80 G", "nanGB")),
+])  # fmt: skip
+def test_what_is_wrong_is_one_line(words, options, line):
+    with pytest.raises(UserError) as refusal:
+        count("model=gpt", *words, **options)
+    assert str(refusal.value).startswith(line) and "\n" not in str(refusal.value)
+
+
+def test_the_arithmetic_is_that_of_the_precision():
+    """Weights of 2 bytes in bf16-true, of 4 else; what is kept for the backward pass is of 2 bytes in either bf16."""
+    rows = {}
+    for word in ("32-true", "bf16-mixed", "bf16-true", "16-mixed"):
+        text = count("model=gpt", "size=base", "data.micro_batch_size=1", f"trainer.precision={word}")
+        assert f"memory of a device in {word}" in text
+        rows[word] = [*map(in_bytes, re.findall(r"[\d.]+ [MG]B", re.search(r"one device +1 +(.+)", text)[1]))]
+    assert rows["bf16-true"][0] == pytest.approx(rows["32-true"][0] / 2, rel=0.01)
+    assert rows["bf16-mixed"] == rows["16-mixed"] and rows["bf16-mixed"][0] == rows["32-true"][0]
+    assert rows["bf16-mixed"][3] < rows["32-true"][3]
 
 
 def test_the_command_says_how_it_is_used():

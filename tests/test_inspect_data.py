@@ -1,6 +1,7 @@
 """What inspect_data shows is what training reads: put together again it is the store's stream."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,10 @@ from lmzoo.tools import inspect_data
 from lmzoo.tools.inspect_data import UNASKED, by_length, histogram, spell
 
 from lmzoo import UserError
+from lmzoo.data.labelled import Document
+from lmzoo.data.packing import Rows
 from lmzoo.tokenizer import byte, train_wordpiece
+from small_store import Writer
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +77,37 @@ def test_a_classified_text_stands_with_its_label(show, tmp_path):
     assert len(found) == 20 and set(found) == {("plus", "good"), ("minus", "bad")}
 
 
+def test_a_pair_stands_with_both_its_texts(show, tmp_path):
+    (tmp_path / "d.csv").write_text("text,other,label\n" + "".join(f"a {'x' * (i % 8)},b {'y' * (i % 8)},{i % 2}\n" for i in range(40)))  # noqa: E501
+    texts, _, said = show("train", 20, "model=bert", "task=classification", "data=csv", f"data.path={tmp_path}/d.csv",
+                          "data.pair_column=other")
+    found = re.findall(r"label (.)\nfirst   <s>a (x*)</s>\nsecond  b (y*)</s>\n", said)
+    assert len(found) == len(texts) == 20
+    assert all(len(x) == len(y) and len(x) % 2 == int(label) for label, x, y in found)
+
+
+OWN = byte([], 400)
+SHOWN = {
+    "classes": [(Document("ab", ("x", "y")), "label x, y\n<s>ab</s>"), (Document("c", ()), "label none\n<s>c</s>")],
+    "number": [(Document("ab", -2.5), "label -2.5\n<s>ab</s>")],
+    "text": [(Document("ab", second="cd"), "input   <s>ab</s>\ntarget  cd</s>")],
+    "tags": [(Document("ab c", ("B", "O"), words=("ab", "c")), "<s>[a→B]b [c→O]</s>")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+def test_labels_of_every_kind(tmp_path, kind):
+    writer = Writer(tmp_path, OWN, kind=kind)
+    for document, _ in SHOWN[kind]:
+        encoded = OWN.encode_firsts([document.words]) if kind == "tags" else OWN.encode_words(list(document.texts))
+        writer.add_documents("train", encoded, [document])
+    store = writer.finish()
+    module, rows = SimpleNamespace(store=store, labels=store.labels), Rows(store["train"], "single", 16, None)
+    for number, (_, expected) in enumerate(SHOWN[kind]):
+        text = inspect_data.labelled(OWN, module, "here", rows[number])
+        assert text.removeprefix(f"── here: {len(rows[number]['tokens'])} tokens").strip("\n, ") == expected
+
+
 def test_rows_are_those_of_the_step(show):
     rows = [show("train", 8, "model=bert", "task=mlm", "data.batch_size=4", step=step)[0] for step in (0, 1, 10**6)]
     assert rows[0][4:] == rows[1][:4] and rows[0] != rows[2]
@@ -111,8 +146,8 @@ def test_lengths_fall_into_classes_that_double():
 
 
 def test_the_picture(show, tmp_path):
-    show("train", 0, "model=gpt", "task=clm", png=tmp_path / "new" / "lengths.png")
-    assert (tmp_path / "new" / "lengths.png").read_bytes().startswith(b"\x89PNG")
+    show("train", 0, "model=gpt", "task=clm", png=tmp_path / "lengths.png")
+    assert (tmp_path / "lengths.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_marks_and_borders():

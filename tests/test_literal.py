@@ -1,5 +1,7 @@
 """Free text and paths reach the run as they were typed, through Hydra, OmegaConf and the run folder's YAML."""
 
+from functools import reduce
+
 import hydra
 import pytest
 from omegaconf import OmegaConf
@@ -9,6 +11,16 @@ from lmzoo.errors import UserError
 from lmzoo.literal import load, plain, prepared, quote, restore, save
 from lmzoo.schema import register
 
+FREE = {  # every word that is text or a path, but for lists
+    "train": ("name", "run_dir", "ckpt", "init_from", "tokenizer.path", "tokenizer.special.bos", "data.path",
+              "data.name", "data.val_path", "data.test_path", "data.field", "data.text_column", "data.label_column",
+              "data.pair_column", "data.target_column", "data.words_column", "data.tags_column", "data.label_separator",
+              "data.cache_dir", "data.reader.delimiter", "logger.wandb.project", "logger.wandb.group",
+              "logger.wandb.name", "logger.wandb.notes"),
+    "generate": ("ckpt", "stop", "prompts_path", "out_path"),
+    "evaluate": ("ckpt", "data.path", "data.cache_dir"),
+}  # fmt: skip
+LISTS = ("tags", "trust", "tokenizer.add", "data.path", "data.val_path", "data.test_path")
 NASTY = [
     "Hello, world!", "it's", "'quoted'", '"quoted"', "''", '"', "'", "x = 3", "a=b=c", "=", "", " lead",
     "trail ", "\ttab", "two\nlines", "\nfirst", "last\n", "\r\n", "[MASK] is", "[a, b",
@@ -16,14 +28,15 @@ NASTY = [
     "$", "$$ {", "a}b{c", "${a}${b}", "back\\", "back\\\\", '\\"', '\\\\"', '"${a}"\\', r"C:\new\table",
     "+plus", "~tilde", "-dash", "--multirun", "#hash", "a: b", "a,b", "choice(a,b)", "range(3)", "null",
     "true", "1e-3", "0x1F", "glob(*)", "*.txt", "中文/路径.txt", "你好，世界！", "🎉", "@!%^&*|;<>?`", "/a b/c.txt",
+    "???", "????", "??", "??${oc.decode:?}", "<s>", "p/#?%:", ";", ",", "\x01", "\u2028",
 ]  # fmt: skip
-PATHS = [text for text in NASTY if text != "null"]  # null takes a path away
+TEXTS = [text for text in NASTY if text != "null"]  # null takes them away
 
 
-def composed(*words):
+def composed(*words, command="train"):
     register()
     with hydra.initialize_config_module("lmzoo.conf", version_base="1.3"):
-        return hydra.compose("train", prepared(words))
+        return hydra.compose(command, prepared(words))
 
 
 def prompted(text):
@@ -37,12 +50,38 @@ def test_prompts_are_literal(text):
     assert prompted(text) == text
 
 
-def test_paths_columns_and_folders_are_literal():
-    keys = ("data.path", "tokenizer.path", "data.field", "data.label_column", "ckpt", "init_from", "run_dir")
-    for at in range(0, len(PATHS), len(keys)):
-        typed = dict(zip(keys, PATHS[at:] + PATHS, strict=False))
-        config = composed(*(f"{key}={text}" for key, text in typed.items()))
-        assert {key: OmegaConf.select(config, key) for key in keys} == typed
+@pytest.mark.parametrize("command", FREE)
+def test_every_free_text_is_literal_through_the_run_folder_too(command, tmp_path):
+    """Each word has had each value once in the end."""
+    for at in range(len(TEXTS)):
+        typed = dict(zip(FREE[command], TEXTS[at:] + TEXTS[:at], strict=False))
+        config = composed(*(f"{key}={text}" for key, text in typed.items()), command=command)
+        found = {key: reduce(lambda node, word: node[word], key.split("."), config) for key in typed}
+        assert found == typed
+        save(restore({"all": list(found.values())}), tmp_path / "config.yaml")
+        assert plain(load(tmp_path / "config.yaml"))["all"] == list(typed.values())
+
+
+def test_items_of_lists_are_literal():
+    """In whichever quotes the text has not; what has both can't be an item with a comma."""
+    items = [text for text in TEXTS if text and not {"'", '"'} <= set(text)]
+    written = ", ".join(f"'{text}'" if '"' in text else f'"{text}"' for text in items)
+    config = composed(*(f"{word}=[{written}]" for word in LISTS))
+    assert all(plain(OmegaConf.select(config, word)) == items for word in LISTS)
+
+
+def test_null_is_none():
+    taken = [word for word in FREE["train"] if word not in ("logger.wandb.project", "data.reader.delimiter")]
+    config = composed(*(f"{word}=null" for word in (*taken, *LISTS[:3])))
+    assert [OmegaConf.select(config, word) for word in taken] == [None] * len(taken)
+    assert [list(OmegaConf.select(config, word)) for word in LISTS[:3]] == [[], [], []]
+
+
+@pytest.mark.parametrize("word", ["run_dir=\udcff", "tags=a\udc80b", "name=a\0", "data.path.x\ud800=1", "tags=\x85"])
+def test_what_is_no_text_is_refused(word):
+    with pytest.raises(UserError, match="is no text that a run can note") as refusal:
+        prepared([word])
+    assert str(refusal.value).isprintable()
 
 
 def test_null_takes_a_path_away_but_is_a_prompt():

@@ -19,3 +19,7 @@ def test_shares_become_a_file_that_is_the_runs_newest(tmp_path):
     assert torch.equal(torch.load(found, weights_only=True)["state_dict"]["net.a"], weight)
     with pytest.raises(UserError, match="merged-000007.ckpt is one file already"):
         merge(tmp_path / "run")
+    found.write_text("somebody's")
+    with pytest.raises(UserError, match="merged-000007.ckpt is there already"):
+        merge(folder / "step-000007.ckpt")
+    assert found.read_text() == "somebody's"

@@ -1,13 +1,14 @@
 """The summary of folders of runs that are written here by hand."""
 
 import json
+import re
 import struct
 
 import pytest
 import yaml
 from filelock import FileLock
 from lmzoo.tools import summarise_sweep
-from lmzoo.tools.summarise_sweep import differing, leaves, read, summarise
+from lmzoo.tools.summarise_sweep import differing, labels, leaves, read, summarise
 
 from lmzoo import UserError
 from lmzoo.sweep import Job, record
@@ -40,34 +41,35 @@ def test_runs_are_sorted_by_result_with_what_differs_and_their_state(tmp_path):
     for number, mistake in ((0, ""), (3, "RuntimeError: broken"), (5, "no such word")):
         record(tmp_path, Job(number, [], None, mistake))
     with FileLock(tmp_path / "4-gpt" / ".lock"):
-        text = summarise(str(tmp_path), "val/loss", False, None)
+        text = summarise(str(tmp_path))
     assert rows(text) == [
-        ["run", "differs", "in", "val/loss", "seconds", "state"],
-        ["1-gpt", "optim.lr=0.003", "4", "6", "done"],
-        ["3-gpt", "optim.lr=0.03", "4.5", "6", "failed"],
-        ["0-gpt", "optim.lr=0.001", "5", "6", "done"],
-        ["4-gpt", "optim.lr=0.1", "6", "6", "running"],
-        ["2-gpt", "optim.lr=0.01", "nan", "6", "done"],
-        ["5", "failed:", "no", "such", "word"],
+        ["run", "val/loss", "seconds", "state", "differs", "in"],
+        ["1-gpt", "4", "6", "done", "lr=0.003"],
+        ["3-gpt", "4.5", "6", "failed", "lr=0.03"],
+        ["0-gpt", "5", "6", "done", "lr=0.001"],
+        ["4-gpt", "6", "6", "running", "lr=0.1"],
+        ["2-gpt", "nan", "6", "done", "lr=0.01"],
+        ["5", "failed:", "no", "such"], ["word"],
     ]
-    assert [row[0] for row in rows(summarise(str(tmp_path), "val/loss", True, None))[1:3]] == ["4-gpt", "0-gpt"]
 
 
 def test_runs_that_differ_in_their_seed_alone_have_a_mean(tmp_path):
     """By hand: 4 and 5 have mean 4.5 and deviation sqrt(1/2); 2 and 2.2 have 2.1 and sqrt(0.02)."""
     for number, (lr, seed, loss) in enumerate([(1, 1, 4.0), (1, 2, 5.0), (2, 1, 2.0), (2, 2, 2.2), (3, 1, 9.0)]):
         write(tmp_path / f"{number}", {"optim": {"lr": lr}, "seed": seed}, loss)
-    _, means, _ = summarise(str(tmp_path), "val/loss", False, None).split("\n\n")
-    assert means.splitlines()[1:] == ["optim.lr=2  2.1 ± 0.14  of 2 runs", "optim.lr=1  4.5 ± 0.71  of 2 runs"]
+    _, means, _ = summarise(str(tmp_path)).split("\n\n")
+    assert means.splitlines()[1:] == [
+        "2.1      ± 0.14     of 2 runs  lr=2", "4.5      ± 0.71     of 2 runs  lr=1",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("settings", "kind", "drawn"), [
     ([{"optim": {"lr": 3}}, {"optim": {"lr": 1}}], "line", [(3, 1.0, 0.0), (1, 2.0, 0.0)]),
     ([{"optim": {"lr": x}, "data": {"n": y}} for x, y in ((1, 5), (2, 5), (1, 6))], "map",
      [(1, 5, 1.0), (2, 5, 2.0), (1, 6, 3.0)]),
-    ([{"tied": True}, {"tied": False}], "bars", [("tied=true", 1.0, 0.0), ("tied=false", 2.0, 0.0)]),
+    ([{"tied": True}, {"tied": False}], "bars", [("0", 1.0, 0.0), ("1", 2.0, 0.0)]),
     ([{"optim": {"lr": x}, "data": {"n": x}, "steps": x} for x in (1, 2)], "bars",
-     [("optim.lr=1 data.n=1 steps=1", 1.0, 0.0), ("optim.lr=2 data.n=2 steps=2", 2.0, 0.0)]),
+     [("0", 1.0, 0.0), ("1", 2.0, 0.0)]),
     ([{}], "bars", [("0", 1.0, 0.0)]),
 ])  # fmt: skip
 def test_the_picture_fits_what_differs(tmp_path, monkeypatch, settings, kind, drawn):
@@ -75,7 +77,7 @@ def test_the_picture_fits_what_differs(tmp_path, monkeypatch, settings, kind, dr
         write(tmp_path / f"{number}", config, number + 1.0)
     given, real = [], getattr(summarise_sweep, f"draw_{kind}")
     monkeypatch.setattr(summarise_sweep, f"draw_{kind}", lambda *words: given.append(words[0]) or real(*words))
-    text = summarise(str(tmp_path), "val/loss", False, str(tmp_path / "here.png"))
+    text = summarise(str(tmp_path), picture=str(tmp_path / "here.png"))
     assert text.endswith(f"picture: {tmp_path / 'here.png'}")
     assert [sorted(points, key=str) for points in given] == [sorted(drawn, key=str)]
     header = (tmp_path / "here.png").read_bytes()[:24]
@@ -96,10 +98,96 @@ def test_a_folder_that_is_a_run_and_one_without_any(tmp_path):
     assert [run.name for run in read(tmp_path / "run")] == ["run"]
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="there is no run in it"):
-        summarise(str(tmp_path / "none"), "val/loss", False, None)
+        summarise(str(tmp_path / "none"))
 
 
 def test_a_small_run(gpt_run):
     (run,) = read(gpt_run)
     assert run.state == "done" and run.metrics == json.loads((gpt_run / "result.json").read_text())
-    assert run.seconds > 0 and run.words == {}
+    assert run.seconds > 0 and run.task.endswith(".CausalLM")
+
+
+def test_more_of_an_accuracy_is_better(tmp_path):
+    for n in range(3):
+        write(tmp_path / f"{n}", {"optim": {"lr": n}}, 1.0, **{"val/accuracy": n / 10})
+    assert [row[0] for row in rows(summarise(str(tmp_path), "val/accuracy"))[1:]] == ["2", "1", "0"]
+    with pytest.raises(UserError, match="--metric val/acuracy: no run in .* has it; did you mean val/accuracy?"):
+        summarise(str(tmp_path), "val/acuracy")
+
+
+def test_tables_are_narrow_and_lose_nothing(tmp_path):
+    """Texts that differ at their end, their beginning or in the middle; more metrics than there is room for."""
+    metrics = {f"{split}/{name}": 1.0 for split in ("val", "test") for name in ("perplexity", "accuracy", "bits")}
+    for n in range(4):
+        path = f"/{'same/' * 20}{n}/{'again/' * 20}x.txt"
+        config = {"data": {"path": path, "rate": n}, "optim": {"rate": n + 5}, "name": f"{n}{'y' * 90}"}
+        write(tmp_path / f"{'long-name-' * 6}{n}{'-as-long' * 6}", config, 4.0 + n, **metrics)
+    (tmp_path / "jobs.jsonl").write_text("")
+    record(tmp_path, Job(7, [], None, "a mistake " * 30))
+    shown = summarise(str(tmp_path)).split("\n\n")[0]
+    assert max(map(len, shown.splitlines())) <= 100
+    head = shown.splitlines()[0].split()
+    columns = [name for name in (*metrics, "val/loss") if name in head]
+    left_out = re.search(r"no room for (.*)", shown, re.DOTALL)[1].replace("\n", " ").split(", ")
+    assert {*columns, *left_out} == {"val/loss", *metrics} and "val/loss" in columns
+    whole = "".join(line[shown.splitlines()[0].index("differs"):].strip() for line in shown.splitlines()[1:])
+    for n in range(4):
+        path = f"/{'same/' * 20}{n}/{'again/' * 20}x.txt"
+        assert f"name={n}{'y' * 90}path={path}data.rate={n}optim.rate={n + 5}" in whole.replace(" ", "")
+
+
+def test_words_are_known_by_their_last_parts():
+    """`a.lr` alone is `lr`; where two words end alike both keep more; a word that is the end of another stays whole."""
+    assert labels([{"optim.lr": 1, "a.b.x": 2, "a.c.x": 3, "name": "n", "data.name": "m"}]) == [
+        "lr=1 b.x=2 c.x=3 name=n data.name=m"]
+
+
+@pytest.mark.parametrize(("file", "content"), [
+    ("config.yaml", b"\xff\xfe"), ("config.yaml", b"a: [1"), ("config.yaml", b""), ("config.yaml", b"- 1"),
+    ("config.yaml", b"a: 2020-01-01"), ("metrics.csv", b"\xff\n"), ("metrics.csv", b"what,ever\n1,2\n"),
+    ("metrics.csv", b"step,val/loss\n1,x\n"), ("result.json", b"{"), ("result.json", b"[]"),
+    ("result.json", b'{"val/loss": "x"}'), ("../jobs.jsonl", b"{"), ("../jobs.jsonl", b'{"a": 1}\n'),
+])  # fmt: skip
+def test_a_broken_file_is_named_and_the_others_are_shown(tmp_path, file, content):
+    write(tmp_path / "good", {}, 1.0)
+    write(tmp_path / "other", {}, 2.0)
+    (tmp_path / "other" / file).write_bytes(content)
+    said = rows(summarise(str(tmp_path)))
+    name = "jobs.jsonl" if file.startswith("..") else "other"
+    assert ["good", "1", "6", "done"] in said
+    assert [row[:2] for row in said if row[0] == name] == [[name, "broken:"]]
+
+
+def test_folders_in_which_nothing_may_be_written(tmp_path, monkeypatch):
+    """Run as root, so the disk is made to refuse: the lock can't be asked for, the picture can't be drawn."""
+    write(tmp_path / "a", {}, 1.0)
+    write(tmp_path / "b", {}, 2.0, done=False)
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", "there")
+
+    monkeypatch.setattr(summarise_sweep, "in_training", refuse)
+    monkeypatch.setattr(type(tmp_path), "touch", refuse)
+    text = summarise(str(tmp_path))
+    assert [row[3:] for row in rows(text)[1:]] == [["done"], ["failed", "or", "running"]]
+    assert "no picture: " in text and text.endswith("say where by --picture FILE")
+
+
+def test_tasks_are_not_ranked_together(tmp_path):
+    for n, task in enumerate(["clm", "mlm", "clm", "mlm"]):
+        write(tmp_path / f"{n}", {"task": {"_target_": f"lmzoo.tasks.{task}", "rate": n}, "seed": 0}, 5.0 - n)
+    parts = summarise(str(tmp_path)).split("\n\n")
+    assert [part.split()[-1] for part in parts[::3]] == ["clm", "mlm"] and parts[0] == "task clm"
+    assert [[line.split()[0] for line in part.splitlines()[1:]] for part in parts[1::3]] == [["2", "0"], ["3", "1"]]
+    assert parts[2::3] == [f"picture: {tmp_path}/summary-{task}.png" for task in ("clm", "mlm")]
+    assert all((tmp_path / f"summary-{task}.png").exists() for task in ("clm", "mlm"))
+
+
+def test_the_picture_replaces_only_its_own(tmp_path):
+    write(tmp_path / "a", {}, 1.0)
+    assert summarise(str(tmp_path)).endswith("picture: " + str(tmp_path / "summary.png"))
+    assert summarise(str(tmp_path)).endswith("picture: " + str(tmp_path / "summary.png"))
+    (tmp_path / "summary.png").write_bytes(b"mine")
+    assert "no picture: " in summarise(str(tmp_path)) and (tmp_path / "summary.png").read_bytes() == b"mine"
+    with pytest.raises(UserError, match="is there already"):
+        summarise(str(tmp_path), picture=str(tmp_path / "summary.png"))

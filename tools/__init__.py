@@ -3,8 +3,10 @@
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from lmzoo import UserError
+from lmzoo.checks import explain
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -12,10 +14,28 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def new_file(file: str | Path, suffix: str = "") -> Path:
+    """The path of a file that a tool will write, before any work; UserError where that can't be, or something is.
+
+    What a user names is never replaced: it may be anybody's.
+    """
+    file = Path(file)
+    if suffix and file.suffix != suffix:
+        raise UserError(f"{file}: name a file that ends in {suffix}")
+    try:
+        file.touch(exist_ok=False)
+        file.unlink()
+    except FileExistsError:
+        raise UserError(f"{file} is there already, and nothing is overwritten: name a new file") from None
+    except OSError as error:
+        raise UserError(f"{file} can't be written ({error.strerror}): name a file in a folder of yours") from None
+    return file
+
+
 def answer(tool: Callable[..., str], *arguments: object) -> None:
-    """Print what `tool(*arguments)` says; a user's mistake is one line on stderr and exit code 2."""
+    """Print what `tool(*arguments)` says; a user's mistake, or the disk's, is one line on stderr and exit code 2."""
     try:
         print(tool(*arguments))
-    except UserError as error:
-        print(f"lmzoo: {error}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"lmzoo: {explain(error)}", file=sys.stderr)
         sys.exit(2)

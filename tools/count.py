@@ -1,4 +1,4 @@
-"""Count the parameters, arithmetic and memory of a model, and its optimizer's groups, without making room for it.
+"""Count a model's parameters, arithmetic and memory, and its optimizer's groups, without making it.
 
 python -m lmzoo.tools.count model=gpt size=base
 python -m lmzoo.tools.count model=bert size=base optim=muon optim.layer_decay=0.9
@@ -7,15 +7,16 @@ python -m lmzoo.tools.count model=llama size=7b --devices 8 --device-memory 80GB
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from lmzoo.tools import answer, parser
 from torch import nn
 
-from lmzoo import UserError, build, compose, memory, optim
+from lmzoo import UserError, adapters, build, compose, memory, optim, parts
 from lmzoo.checks import groups, model_family
 from lmzoo.literal import plain
-from lmzoo.plan import count_flops, count_parameters, line, size
+from lmzoo.plan import arithmetic, count_flops, count_parameters, line, size
 
 PARTS = ("weights", "gradients", "optimizer", "activations")
 TASKS = {"decoder": "clm", "encoder": "mlm", "encoder-decoder": "span_corruption"}  # any that fits the family
@@ -26,28 +27,33 @@ def count(*words: str, devices: int = 8, device_memory: str | None = None) -> st
 
     `devices` is how many ddp and fsdp run on; with `device_memory`, as 80GB, the answer says which engine fits.
     """
+    if devices < 1:
+        raise UserError(f"--devices {devices} is less than 1")
+    if device_memory:
+        in_bytes(device_memory)  # refused before any work
     chosen = dict(word.partition("=")[::2] for word in words)
     if "task" not in chosen and chosen.get("model") in groups()["model"]:
         words += (f"task={TASKS[model_family(chosen['model'])]}",)
     with torch.device("meta"):
         config = compose(*words)
+        parts.check_parts(config, None, {})
         net = build(config.model, config.trust)
-        optim.freeze(net, config.optim.freeze)
+        adapters.ready(net, plain(config))
         groups_table = optim.table(optim.build(net, config.optim).param_groups)
     return f"{table(net)}\n\n{groups_table}\n\n{memory_table(net, plain(config), devices, device_memory)}"
 
 
 def table(net: nn.Module) -> str:
     """Parameters by part, FLOPs of training per token of a full row, bytes of the weights."""
-    parts = count_parameters(net)
-    total, length = sum(parts.values()), net.max_len
+    counts = count_parameters(net)
+    total, length = sum(counts.values()), net.max_len
     rows = {"tokens": length, "targets": length, "length": length}
     if net.family == "encoder-decoder":
         rows |= {"decoder_tokens": length, "decoder_length": length}
     both = " on both sides" if net.family == "encoder-decoder" else " tokens"
     return "\n".join(
         [
-            *(line(part, f"{n:,}", "" if n else "tied to the embedding") for part, n in parts.items()),
+            *(line(part, f"{n:,}", "" if n else "tied to the embedding") for part, n in counts.items()),
             line("parameters", f"{total:,}", "in all, a tied weight once"),
             line("arithmetic", f"{count_flops(net, **rows) / length / 1e6:,.1f}",
                  f"MFLOP per token (6N + attention), rows of {length:,}{both}"),
@@ -59,9 +65,11 @@ def table(net: nn.Module) -> str:
 def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: str | None) -> str:
     """What each device needs at its highest, a line for each engine, without and with activation checkpointing."""
     word = "bf16-mixed" if config["trainer"]["precision"] == "auto" else config["trainer"]["precision"]
-    dtype = torch.bfloat16 if word == "bf16-mixed" else torch.float32
+    dtype, mixed = arithmetic(word), not word.endswith("true")
+    net = net if mixed else net.to(dtype)
     batch, rows = config["data"]["batch_size"], config["data"]["micro_batch_size"]
     length, fused = config["data"]["row_length"] or net.max_len, config["trainer"]["accelerator"] != "cpu"
+    room = in_bytes(device_memory) if device_memory else 0
     moments = memory.moments(net, config["optim"])
     lines = [f"memory of a device in {word}, of {devices} under ddp and fsdp; rows of {length:,}, {batch:,} a step",
              f"{'':<30}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
@@ -69,11 +77,12 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
     for engine, recompute in memory.WAYS:
         n = 1 if engine == "one device" else devices
         own = rows if isinstance(rows, int) else max(1, batch // n)
-        kept = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]))
+        kept = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]), mixed=mixed,
+                             ready=partial(adapters.ready, config=config))
         found = memory.memory(net, kept, moments, engine, n, recompute, batch > own * n, dtype)
         name = f"{engine}{', recomputed blocks' if recompute else ''}"
         lines.append(f"{name:<30}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
-        if device_memory and found.total <= 0.9 * in_bytes(device_memory):  # a tenth for the allocator and the kernels
+        if found.total <= 0.9 * room:  # a tenth for the allocator and the kernels
             fitting.append(name)
     if device_memory:
         fit = fitting[0] if fitting else "none; more devices, or fewer rows"
@@ -83,7 +92,7 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
 
 def in_bytes(text: str) -> float:
     """The bytes of 80GB, or 1.5 TB."""
-    if not (found := re.fullmatch(r"([\d.]+)\s*([MGT])B", text.strip(), re.IGNORECASE)):
+    if not (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([MGT])B", text.strip(), re.IGNORECASE)):
         raise UserError(f"--device-memory {text}: say it as 80GB")
     return float(found[1]) * {"M": 1e6, "G": 1e9, "T": 1e12}[found[2].upper()]
 

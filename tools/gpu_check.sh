@@ -45,6 +45,7 @@ for name, words in {"plain": {"is_causal": True}, "documents": {"attn_mask": blo
         assert any("flash" in op or "cudnn" in op for op in ops), "plain rows do not take FlashAttention"
 PYTHON
 
+rm -f "$out/train.json" "$out/train.png"
 # GPT-2 124M in bf16, rows of 1024: tokens/s, MFU and memory, eager and compiled, beside Hugging Face's.
 LINES_SHOWN=8 part 270 train python -m lmzoo.tools.benchmark train --families gpt --dtype bf16 --peers transformers \
     --rounds 3 --steps 5 --json "$out/train.json" --png "$out/train.png" || failed=1

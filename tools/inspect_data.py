@@ -1,19 +1,21 @@
-"""Show what a model reads and what it is asked: rows as the training loader hands them out, and what is in a split.
+"""Show what a model reads and what it is asked: rows as training reads them, and what is in a split.
 
-python -m lmzoo.tools.inspect_data model=gpt task=clm data=text data.path='books/*.txt' --rows 3 --step 1000
+python -m lmzoo.tools.inspect_data model=gpt task=clm data=text data.path='books/*.txt' --step 1000
 
-A bar ║ stands between documents. [MASK→word] is what a masked model reads, and what it is asked for. A causal model is
-asked for each next token (where that is not what it reads next, it stands there in the same way), but it reads ⟦these⟧
-without a question. Of span corruption the encoder's input and the target stand below each other.
+A bar ║ stands between documents. [MASK→word] is what a masked model reads, and what it is asked
+for. A causal model is asked for each next token (where that is not what it reads next, it stands
+there in the same way), but it reads ⟦these⟧ without a question. Of span corruption the encoder's
+input and the target stand below each other. A document with a label stands as it is stored, the tag
+of a word at its first piece.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice, pairwise
 from pathlib import Path
 
 import numpy as np
 import torch
-from lmzoo.tools import answer, parser
+from lmzoo.tools import answer, new_file, parser
 
 from lmzoo import UserError, compose, data, load, parts
 from lmzoo.blocks.loss import IGNORED
@@ -32,13 +34,19 @@ def inspect(words: list[str], split: str, n_rows: int, verify: bool, step: int =
     for word, number in (("--rows", n_rows), ("--step", step)):
         if number < 0:
             raise UserError(f"{word} {number} is less than 0")
+    if png:
+        new_file(png, ".png")
     task, module = assemble(words)
     if split not in module.rows:
         raise UserError(f"--split {split}: the data has {', '.join(module.rows)}")
     if verify:
         module.store.verify()
     rows = module.rows[split]
-    shown = [written(task, module.labels, where, row) for where, row in islice(read(module, split, step), n_rows)]
+    if module.store.kind:
+        found = (labelled(task.tokenizer, module, where, row) for where, row in documents_of(module, split, step))
+    else:
+        found = (written(task, where, row) for where, row in read(module, split, step))
+    shown = list(islice(found, n_rows))
     if n_rows and not shown:
         raise UserError(f"--step {step}: {split} has no batch {step}")
     documents, tokens = by_length(rows.split)
@@ -61,27 +69,54 @@ def assemble(words: list[str]):
 
 def read(module, split: str, step: int) -> Iterator[tuple[str, dict]]:
     """(where it stands, its part of the batch as lists) of each row, from optimizer step or batch `step` on."""
-    loader = getattr(module, f"{split}_dataloader")()
-    if split == "train":
-        loader.load_state_dict({"step": step})
-        numbered = enumerate(loader, step)
-    else:
-        numbered = islice(enumerate([batch] for batch in loader), step, None)
-    for number, window in numbered:
+    for number, window in numbered(loader_of(module, split, step), split, step):
         for batch in window:
             columns = {name: value.tolist() for name, value in batch.items() if isinstance(value, torch.Tensor)}
             for i, row in enumerate(zip(*columns.values(), strict=True)):
                 yield f"step {number}, micro-batch {batch['micro']}, row {i}", dict(zip(columns, row, strict=True))
 
 
-def written(task, labels: Sequence[str] | None, where: str, row: dict) -> str:
+def documents_of(module, split: str, step: int) -> Iterator[tuple[str, dict]]:
+    """The same of documents with labels, each as the data give it to the task's collator."""
+    for number, window in numbered(loader_of(module, split, step).sampler, split, step):
+        for micro in window:
+            for i, row in enumerate(micro.rows.tolist()):
+                yield f"step {number}, micro-batch {micro.number}, row {i}", module.rows[split][row]
+
+
+def loader_of(module, split: str, step: int):
+    """The loader of a split; of "train" from `step` on."""
+    loader = getattr(module, f"{split}_dataloader")()
+    if split == "train":
+        loader.load_state_dict({"step": step})
+    return loader
+
+
+def numbered(items: Iterable, split: str, step: int) -> Iterator[tuple[int, list]]:
+    """(number, its micro-batches) of the steps, or the batches of an evaluation, from `step` on."""
+    return enumerate(items, step) if split == "train" else islice(enumerate([item] for item in items), step, None)
+
+
+def labelled(tokenizer: Tokenizer, module, where: str, row: dict) -> str:
+    """A document with its label, its second text below it, tags at their words."""
+    ids, second, kind, names = row["tokens"].tolist(), row.get("second"), module.store.kind, module.labels
+    title, label, tags = f"── {where}: {len(ids)} tokens", row.get("label"), row.get("tags")
+    if kind in ("class", "classes", "number"):
+        chosen = [] if label is None else label if kind == "classes" else [label]
+        title += ", label " + (", ".join(f"{one:g}" if kind == "number" else names[one] for one in chosen) or "none")
+    if second:
+        first, other = ("input ", "target") if kind == "text" else ("first ", "second")
+        return f"{title}\n{first}  {spell(tokenizer, ids[:second])}\n{other}  {spell(tokenizer, ids[second:])}\n"
+    marks = None if tags is None else [None if tag == IGNORED else names[tag] for tag in tags.tolist()]
+    return f"{title}\n{spell(tokenizer, ids, marks)}\n"
+
+
+def written(task, where: str, row: dict) -> str:
     """A row as text, with what is asked of it."""
     mask, targets, tokenizer = row.get("attention_mask"), row["labels"], task.tokenizer
     kept = [i for i in range(len(row["input_ids"])) if mask is None or mask[i]]
     ids = [row["input_ids"][i] for i in kept]
     title = f"── {where}: {len(ids)} tokens"
-    if not isinstance(targets, list):
-        return f"{title}, label {labels[targets]}\n{spell(tokenizer, ids)}\n"
     asked = [label for label in targets if label != IGNORED]
     title += f", {len(asked)} targets"
     if "decoder_input_ids" in row:
@@ -177,7 +212,6 @@ def draw(documents: np.ndarray, tokens: np.ndarray, row_length: int, file: Path)
     below.set_xscale("log", base=2)
     below.set_xlabel("tokens of a document")
     above.legend(frameon=False)
-    file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, format="png")
 
 
@@ -188,7 +222,7 @@ def main() -> None:
     arguments.add_argument("--rows", type=int, default=3, help="how many rows to show")
     arguments.add_argument("--step", type=int, default=0, help="from which optimizer step on (val, test: which batch)")
     arguments.add_argument("--verify", action="store_true", help="read the whole store and compare its checksums")
-    arguments.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths as a picture, too")
+    arguments.add_argument("--png", type=Path, metavar="FILE", help="draw the histogram of lengths, too, as a new file")
     given = arguments.parse_args()
     answer(inspect, given.words, given.split, given.rows, given.verify, given.step, given.png)
 

@@ -5,7 +5,7 @@ python -m lmzoo.tools.merge_checkpoint RUN
 
 from pathlib import Path
 
-from lmzoo.tools import answer, parser
+from lmzoo.tools import answer, new_file, parser
 
 from lmzoo import UserError, checkpoint
 
@@ -15,9 +15,9 @@ def merge(run: str) -> str:
     folder = checkpoint.find(run)
     if folder.is_file():
         raise UserError(f"{folder} is one file already")
-    state = checkpoint.read(folder)
-    file = folder.with_name(f"merged-{state['global_step']:06d}.ckpt")
-    checkpoint.write(state, file)
+    step = checkpoint.read(folder, tensors=False)["global_step"]
+    file = new_file(folder.with_name(f"merged-{step:06d}.ckpt"))
+    checkpoint.write(checkpoint.read(folder), file)
     return f"{file}: give it, or its run, to lmzoo.load, train and evaluate; {folder.name} may go"
 
 

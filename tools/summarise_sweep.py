@@ -1,74 +1,108 @@
 """What came of a sweep, or of any folder of runs: a table sorted by result, and a picture of it.
 
-python -m lmzoo.tools.summarise_sweep FOLDER [--metric val/loss] [--highest] [--picture FILE]
+python -m lmzoo.tools.summarise_sweep FOLDER [--metric val/loss] [--picture FILE]
 
-A line of the table is a run: what differs in its configuration, its metrics at the end (so far, if it has not ended),
-seconds of training, and whether it is done, failed or running. Runs that differ in their seed alone are also shown as
-mean and standard deviation. The picture (FOLDER/summary.png) is a line over one number that differs, a map over two,
-else bars.
+A line of the table is a run: its metrics at the end (so far, if it has not ended), seconds of
+training, whether it is done, failed or running, and what differs in its configuration. The best is
+on top: the least of a loss, perplexity, error or bits, the most of the rest. Runs that differ in
+their seed alone are also shown as mean and standard deviation. Tasks have tables of their own,
+since their losses mean different things. The picture (FOLDER/summary.png) is a line over one number
+that differs, a map over two, else bars.
 """
 
 import json
 import math
 import statistics
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, zip_longest
 from pathlib import Path
 
-import yaml
-from filelock import FileLock, Timeout
-from lmzoo.tools import answer, parser
+from lmzoo.tools import answer, new_file, parser
 
 from lmzoo import UserError
 from lmzoo.callbacks.metrics import Table
 from lmzoo.callbacks.picture import draw_bars, draw_line, draw_map
-from lmzoo.sweep import cut, jobs
+from lmzoo.callbacks.saving import LOWER_IS_BETTER
+from lmzoo.checkpoint import in_training
+from lmzoo.checks import explain
+from lmzoo.literal import load, plain
+from lmzoo.signatures import nearest
+from lmzoo.sweep import jobs
 
 HOUSEKEEPING = ("run_dir", "callbacks", "logger", "tags", "trust", "ckpt", "checkpoint")  # changes no result
-WIDEST = 60  # columns for what differs
+WIDTH, DIFFERENCES = 100, 24  # columns of a table; of what differs, if there is more than one metric
+WIDEST = {"run": 30}  # columns of a column, of the others 18
 
 
 @dataclass
 class Run:
-    """A run's name, what differs in it from the others, its metrics, its seconds of training and its state."""
+    """A run's name and state, its metrics, its seconds of training, and its configuration as {dotted word: value}."""
 
     name: str
-    words: dict[str, object]
-    metrics: dict[str, float]
-    seconds: float | None
     state: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    seconds: float | None = None
+    config: dict[str, object] = field(default_factory=dict)
+    words: dict[str, object] = field(default_factory=dict)  # of `config`, what differs from the others of its task
 
     @property
-    def setting(self) -> str:
-        """What differs but the seed, as it might be typed."""
-        return " ".join(f"{word}={number(value)}" for word, value in self.words.items() if word != "seed")
+    def task(self) -> object:
+        return self.config.get("task._target_")
+
+    @property
+    def setting(self) -> dict[str, object]:
+        return {word: value for word, value in self.words.items() if word != "seed"}
 
 
-def summarise(folder: str, metric: str, highest: bool, picture: str | None) -> str:
-    """The tables for the runs below `folder`; draws the picture."""
+def summarise(folder: str, metric: str = "val/loss", picture: str | None = None) -> str:
+    """The tables of the runs below `folder`, one for each task; draws as many pictures."""
+    if picture:
+        new_file(picture, ".png")
     runs = read(Path(folder))
     if not runs:
         raise UserError(f"{folder}: there is no run in it (a folder with a config.yaml)")
-    runs.sort(key=lambda run: rank(run.metrics.get(metric), highest))
-    seeds = grouped(runs, metric)
-    parts = [table(runs, metric), *unseeded(seeds, metric)]
-    if seeds:
-        file = Path(picture or Path(folder) / "summary.png")
-        draw(seeds, metric, file)
-        parts.append(f"picture: {file}")
-    return "\n\n".join(parts)
+    known = {name for run in runs for name in run.metrics}
+    if known and metric not in known:
+        raise UserError(f"--metric {metric}: no run in {folder} has it{nearest(metric, known)}")
+    sign = 1 if LOWER_IS_BETTER.search(metric.rpartition("/")[2]) else -1
+    tasks = list(dict.fromkeys(run.task for run in runs if run.task)) or [None]
+    sections = []
+    for task in tasks:
+        own = [run for run in runs if run.task == task or not run.task and task == tasks[-1]]
+        own.sort(key=lambda run: rank(sign * run.metrics.get(metric, math.nan)))
+        for run, words in zip(own, differing([run.config for run in own]), strict=True):
+            run.words = words
+        seeds = grouped(own, metric)
+        sections += [f"task {short(task)}"] * (len(tasks) > 1) + [table(own, metric), *unseeded(seeds, metric)]
+        if seeds:
+            file = Path(picture or Path(folder, "summary.png"))
+            file = file.with_stem(f"{file.stem}-{short(task)}") if len(tasks) > 1 else file
+            sections.append(drawn(seeds, metric, file, named=picture is not None))
+    return "\n\n".join(sections)
 
 
 def read(folder: Path) -> list[Run]:
-    """Every run below `folder`, and the jobs of sweeps there that were refused before they had a folder."""
-    files = sorted(file for file in folder.rglob("config.yaml") if "wandb" not in file.relative_to(folder).parts)
-    configs = [dict(leaves(yaml.safe_load(file.read_text(encoding="utf-8")))) for file in files]
-    runs = [Run(place(file.parent, folder), words, *results(file.parent))
-            for file, words in zip(files, differing(configs), strict=True)]  # fmt: skip
+    """Every run below `folder`, and the jobs of sweeps there that were refused before they had a folder.
+
+    What can't be read of one is its state.
+    """
+    runs = []
+    for file in sorted(folder.rglob("config.yaml")):
+        if "wandb" not in file.relative_to(folder).parts:
+            name = place(file.parent, folder)
+            try:
+                state, metrics, seconds = results(file.parent)
+                runs.append(Run(name, state, metrics, seconds, dict(leaves(plain(load(file))))))
+            except Exception as error:  # whatever somebody has done to its files
+                runs.append(Run(name, f"broken: {explain(error)}"))
     for file in sorted(folder.rglob("jobs.jsonl")):
-        for job in jobs(file.parent):
-            if job.mistake and not any(file.parent.glob(f"{job.number}-*")):
-                runs.append(Run(place(file.parent / str(job.number), folder), {}, {}, None, f"failed: {job.mistake}"))
+        try:
+            runs += [Run(place(file.parent / str(job.number), folder), f"failed: {job.mistake}") for job in
+                     jobs(file.parent) if job.mistake and not any(file.parent.glob(f"{job.number}-*"))]
+        except Exception as error:
+            runs.append(Run(place(file, folder), f"broken: {explain(error)}"))
     return runs
 
 
@@ -91,12 +125,13 @@ def differing(configs: Sequence[dict]) -> list[dict[str, object]]:
 
     Where classes differ their names stand for all their words.
     """
-    words = [word for word in dict.fromkeys(word for config in configs for word in config)
-             if len({str(config.get(word)) for config in configs}) > 1]  # fmt: skip
+    known = [config for config in configs if config]
+    words = [word for word in dict.fromkeys(word for config in known for word in config)
+             if len({str(config.get(word)) for config in known}) > 1]  # fmt: skip
     classes = tuple(word.removesuffix("_target_") for word in words if word.endswith("._target_"))
     words = [word for word in words if word.endswith("._target_") or not word.startswith(classes)]
     if "name" in words:
-        words = [word for word in words if not word.startswith(("model.", "task.")) or not follows(word, configs)]
+        words = [word for word in words if not word.startswith(("model.", "task.")) or not follows(word, known)]
     return [{word.removesuffix("._target_"): short(config[word]) for word in words if word in config}
             for config in configs]  # fmt: skip
 
@@ -111,53 +146,63 @@ def short(value: object) -> object:
     return value.rpartition(".")[2] if isinstance(value, str) and value.startswith(("lmzoo.", "torch.")) else value
 
 
-def results(run: Path) -> tuple[dict[str, float], float | None, str]:
-    """(metrics, seconds, state) of the run in a folder; where it has not ended, the metrics of its last rows."""
+def results(run: Path) -> tuple[str, dict[str, float], float | None]:
+    """(state, metrics, seconds) of the run in a folder; where it has not ended, the metrics of its last rows."""
     rows, ended = Table(run / "metrics.csv", []).read(), run / "result.json"
     timed = [row for row in rows if row.get("tokens_per_s")]
     tokens = [0, *(row["tokens"] for row in timed)]
     seconds = [(row["tokens"] - before) / row["tokens_per_s"] for before, row in zip(tokens, timed, strict=False)]
     metrics = {name: value for row in rows for name, value in row.items() if name.startswith(("val/", "test/"))}
-    state = "running" if busy(run) else "done" if ended.exists() else "failed"
-    if state == "done":
-        metrics = json.loads(ended.read_text(encoding="utf-8"))
-    return metrics, sum(seconds) if seconds else None, state
-
-
-def busy(run: Path) -> bool:
-    """Whether a process trains in this folder now."""
-    if not (run / ".lock").exists():
-        return False
+    if ended.exists():
+        metrics = {name: float(value) for name, value in json.loads(ended.read_text(encoding="utf-8")).items()}
     try:
-        with FileLock(run / ".lock", timeout=0):
-            return False
-    except Timeout:
-        return True
+        state = "running" if in_training(run) else "done" if ended.exists() else "failed"
+    except OSError:  # only who may write the folder can ask for its lock
+        state = "done" if ended.exists() else "failed or running"
+    return state, metrics, sum(seconds) if seconds else None
 
 
-def rank(value: float | None, highest: bool) -> float:
-    """What to sort by: the best first, what is missing or no number last."""
-    return math.inf if value is None or math.isnan(value) else -value if highest else value
+def rank(value: float) -> float:
+    """What to sort by: what is missing or no number is last."""
+    return math.inf if math.isnan(value) else value
 
 
 def table(runs: Sequence[Run], metric: str) -> str:
-    """A line for each run."""
-    names = dict.fromkeys([metric, *(name for run in runs for name in run.metrics)])
-    head = ["run", "differs in", *names, "seconds", "state"]
-    lines = [
-        [run.name, cut(differs(run), WIDEST), *(number(run.metrics.get(name)) for name in names),
-         "" if run.seconds is None else f"{run.seconds:,.0f}", cut(run.state, WIDEST)]
-        for run in runs
-    ]  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    right = range(2, len(head) - 1)
-    return "\n".join("  ".join(cell.rjust(width) if i in right else cell.ljust(width)
-                               for i, (cell, width) in enumerate(zip(line, widths, strict=True))).rstrip()
-                     for line in [head, *lines])  # fmt: skip
+    """A line of at most WIDTH columns for each run, and more below it where a text is longer: nothing is cut.
+
+    Metrics for which there is no room are named at the end.
+    """
+    metrics = list(dict.fromkeys([metric, *(name for run in runs for name in run.metrics)]))
+    columns = {"run": [run.name for run in runs],
+               **{name: [number(run.metrics.get(name)) for run in runs] for name in metrics},
+               "seconds": ["" if run.seconds is None else f"{run.seconds:,.0f}" for run in runs],
+               "state": [run.state for run in runs]}  # fmt: skip
+    widths = {head: min(WIDEST.get(head, 18), max(map(len, (head, *cells)))) for head, cells in columns.items()}
+    shown = set(metrics)
+    for name in reversed(metrics[1:]):
+        if sum(width + 2 for width in widths.values()) > WIDTH - DIFFERENCES:
+            shown.remove(name)
+            del widths[name]
+    columns["differs in"] = labels([run.words for run in runs])
+    widths["differs in"] = WIDTH - sum(width + 2 for width in widths.values())
+    lines = []
+    for cells in zip(*([head, *columns[head]] for head in widths), strict=True):
+        wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths.values(), strict=True)]
+        for parts in zip_longest(*wrapped, fillvalue=""):
+            lines.append("  ".join(part.rjust(width) if head in shown | {"seconds"} else part.ljust(width)
+                                   for part, (head, width) in zip(parts, widths.items(), strict=True)).rstrip())
+    left_out = [name for name in metrics if name not in shown]
+    return "\n".join(lines + textwrap.wrap(f"no room for {', '.join(left_out)}", WIDTH) * bool(left_out))
 
 
-def differs(run: Run) -> str:
-    return " ".join(filter(None, [run.setting, f"seed={run.words['seed']}" if "seed" in run.words else ""]))
+def labels(settings: Sequence[Mapping[str, object]]) -> list[str]:
+    """Each setting as text, its words from the end on by which they are known from each other: `lr=0.01 seed=1`."""
+    words = {word: word.split(".") for setting in settings for word in setting}
+    keys = {}
+    for word, parts in words.items():
+        n = next(n for n in count(1) if [other[-n:] for other in words.values()].count(parts[-n:]) == 1)
+        keys[word] = ".".join(parts[-n:])
+    return [" ".join(f"{keys[word]}={number(value)}" for word, value in setting.items()) for setting in settings]
 
 
 def number(value: object) -> str:
@@ -169,23 +214,36 @@ def grouped(runs: Sequence[Run], metric: str) -> list[tuple[Run, list[float]]]:
     groups: dict[tuple, tuple[Run, list[float]]] = {}
     for run in runs:
         if math.isfinite(value := run.metrics.get(metric, math.nan)):
-            setting = tuple((word, value) for word, value in run.words.items() if word != "seed")
-            groups.setdefault(setting, (run, []))[1].append(value)
+            groups.setdefault(tuple(run.setting.items()), (run, []))[1].append(value)
     return list(groups.values())
 
 
 def unseeded(groups: Sequence[tuple[Run, list[float]]], metric: str) -> list[str]:
     """A table of means over seeds, where there are some."""
-    several = [(run.setting, values) for run, values in groups if len(values) > 1]
-    width = max((len(setting) for setting, _ in several), default=0)
-    lines = [f"{setting:<{width}}  {statistics.fmean(values):.4g} ± {statistics.stdev(values):.2g}  "
-             f"of {len(values)} runs".lstrip() for setting, values in several]  # fmt: skip
+    several = [(run, values) for run, values in groups if len(values) > 1]
+    settings = labels([run.setting for run, _ in several])
+    lines = [f"{statistics.fmean(values):<8.4g} ± {statistics.stdev(values):<8.2g} of {len(values)} runs  {setting}"
+             for setting, (_, values) in zip(settings, several, strict=True)]  # fmt: skip
+    lines = [textwrap.fill(line, WIDTH, subsequent_indent=" " * 31) for line in lines]
     return ["\n".join([f"{metric}, mean and standard deviation", *lines])] if lines else []
+
+
+def drawn(groups: Sequence[tuple[Run, list[float]]], metric: str, file: Path, named: bool) -> str:
+    """Draws the picture; says where. One that lies where nobody has `named` a place is drawn anew."""
+    try:
+        if named or not (file.is_file() and b"Matplotlib" in file.read_bytes()[:200]):
+            new_file(file, ".png")
+        draw(groups, metric, file)
+    except (UserError, OSError) as error:
+        if named:
+            raise
+        return f"no picture: {explain(error)}; say where by --picture FILE"
+    return f"picture: {file}"
 
 
 def draw(groups: Sequence[tuple[Run, list[float]]], metric: str, file: Path) -> None:
     """The picture that fits what differs."""
-    words = list(dict.fromkeys(word for run, _ in groups for word in run.words if word != "seed"))
+    words = list(dict.fromkeys(word for run, _ in groups for word in run.setting))
     places = [tuple(run.words.get(word) for word in words) for run, _ in groups]
     numeric = all(isinstance(x, int | float) and not isinstance(x, bool) for place in places for x in place)
     results = [(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0) for _, values in groups]
@@ -194,7 +252,7 @@ def draw(groups: Sequence[tuple[Run, list[float]]], metric: str, file: Path) -> 
     elif numeric and len(words) == 2:
         draw_map([place + result[:1] for place, result in zip(places, results, strict=True)], file, (*words, metric))
     else:
-        names = [cut(run.setting or run.name, WIDEST) for run, _ in groups]
+        names = [textwrap.fill(run.name, 40) for run, _ in groups]
         draw_bars([(name, *result) for name, result in zip(names, results, strict=True)], file, metric)
 
 
@@ -202,10 +260,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("folder", help="a sweep's folder, or any folder with runs below it")
     arguments.add_argument("--metric", default="val/loss", help="what to sort by and to draw (val/loss)")
-    arguments.add_argument("--highest", action="store_true", help="more of it is better")
-    arguments.add_argument("--picture", help="where to draw (FOLDER/summary.png)")
+    arguments.add_argument("--picture", metavar="FILE", help="where to draw, a new .png (FOLDER/summary.png)")
     given = arguments.parse_args()
-    answer(summarise, given.folder, given.metric, given.highest, given.picture)
+    answer(summarise, given.folder, given.metric, given.picture)
 
 
 if __name__ == "__main__":

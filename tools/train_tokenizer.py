@@ -1,11 +1,13 @@
-"""Train a tokenizer on a corpus and write it to a file, for tokenizer.path=FILE; what it makes of the text, as a table.
+"""Train a tokenizer on a corpus and write it to a new file, for tokenizer.path=FILE.
 
 python -m lmzoo.tools.train_tokenizer my.json tokenizer=unigram data=text data.path='books/*.txt'
+
+A table says what it makes of the text that it was trained on, and of text that was held out.
 """
 
 from pathlib import Path
 
-from lmzoo.tools import answer, parser
+from lmzoo.tools import answer, new_file, parser
 
 from lmzoo import compose, data
 from lmzoo.data.mixture import texts
@@ -16,10 +18,10 @@ MEASURED_MB = 1  # of either text
 
 def train(file: Path, words: list[str]) -> str:
     """Train, write `file`, and measure it on text that it was trained on and on text that was held out."""
+    new_file(file)
     chosen = {word.partition("=")[0] for word in words}
     config = compose(*(word for word in ("model=gpt", "task=clm") if word[:word.index("=")] not in chosen), *words)
     tokenizer = data.prepare_tokenizer(config)
-    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(tokenizer.json, encoding="utf-8")
     source = texts(config.data)
     lines = [f"{file}: {len(tokenizer):,} tokens",
@@ -34,7 +36,7 @@ def train(file: Path, words: list[str]) -> str:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("file", type=Path, help="the tokenizer.json to write")
+    arguments.add_argument("file", type=Path, help="the tokenizer.json to write, a new one")
     arguments.add_argument("words", nargs="*", metavar="word=value", help="as for training: tokenizer=... data=...")
     given = arguments.parse_args()
     answer(train, given.file, given.words)

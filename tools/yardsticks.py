@@ -2,10 +2,11 @@
 
 python -m lmzoo.tools.yardsticks RUN ...
 
-Beside a causal model stands a bigram model over the same tokens, p(w | v) = (c(v, w) + m p(w)) / (c(v) + m), with the
-mass m that suits the validation text best, and what `xz` needs for the same bytes. Beside a masked model and span
-corruption stands the unigram model of their targets, beside the latter also its own loss when each row of the decoder
-reads the encoder's output for another row. Counts are of one epoch of training, each with one added for every token.
+Beside a causal model stands a bigram model over the same tokens, p(w | v) = (c(v, w) + m p(w)) /
+(c(v) + m), with the mass m that suits the validation text best, and what `xz` needs for the same
+bytes. Beside a masked model and span corruption stands the unigram model of their targets, beside
+the latter also its own loss when each row of the decoder reads the encoder's output for another
+row. Counts are of one epoch of training, each with one added for every token.
 """
 
 import math

@@ -1,11 +1,12 @@
 """To and from Hugging Face's transformers, with the same logits: GPT-2, Llama, BERT (masked head), T5 v1.0 and v1.1.
 
 What is called how stands in two tables, read both ways: architectures.py (configs) and weights.py (parameters).
-Reading needs transformers (`pip install 'lmzoo[hf]'`), and never the network.
+Either needs transformers (`pip install 'lmzoo[hf]'`), and never the network.
 """
 
 import json
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from ..errors import UserError
 from . import architectures, weights
 from .tokenizer import quiet, read_tokenizer, transformers, write_tokenizer
 
-__all__ = ["from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf"]
+__all__ = ["check_folder", "from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf"]
 
 log = logging.getLogger(__name__)
 
@@ -67,9 +68,7 @@ def to_hf(model: nn.Module, folder: str | Path) -> None:
     """
     from safetensors.torch import save_file
 
-    folder = Path(folder)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} is not empty: give a new folder")
+    folder = check_folder(folder)
     architecture, config = architectures.write(model)
     tokenizer = getattr(model, "tokenizer", None)
     config |= _ids(model, tokenizer) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
@@ -81,6 +80,19 @@ def to_hf(model: nn.Module, folder: str | Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
+
+
+def check_folder(folder: str | Path) -> Path:
+    """The folder as a path; UserError unless `to_hf` can make it, or it is there and empty."""
+    folder = Path(folder)
+    above = next(place for place in (folder, *folder.parents) if os.path.exists(place))
+    if not above.is_dir():
+        raise UserError(f"{folder}: {above} is a file; give a new folder")
+    if above == folder and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty: give a new folder")
+    if not os.access(above, os.W_OK):
+        raise UserError(f"{folder}: nothing can be written to {above}; give a new folder elsewhere")
+    return folder
 
 
 def _ids(model: nn.Module, tokenizer) -> dict[str, int | None]:
@@ -95,9 +107,10 @@ def _config(folder: str | Path):
     """transformers' config of a folder, old spellings and defaults settled."""
     if not is_hf_folder(folder):
         raise UserError(f"{folder} is not a Hugging Face folder: it has no config.json with a model_type")
+    library = transformers()
     try:
         with quiet():
-            return transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+            return library.AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a word of the wrong type, a rule of transformers' own
         raise UserError(f"{folder}/config.json: {_line(error)}") from error
 
@@ -120,9 +133,10 @@ def _load(folder: str | Path) -> nn.Module:
 
 def _accept(config: dict) -> None:
     """UserError if transformers would refuse this config.json."""
+    library = transformers()
     try:
         with quiet():
-            transformers().AutoConfig.for_model(**config)
+            library.AutoConfig.for_model(**config)
     except Exception as error:
         raise UserError(f"Hugging Face has no such {config['architectures'][0]}: {_line(error)}") from error
 

@@ -1,21 +1,26 @@
-"""From text to batches: how fast, in how much memory, and beside what other libraries take for the same.
+"""From text to batches: how fast, in how much memory, and beside what other libraries take.
 
 python -m lmzoo.tools.benchmark data --mb 20 --json data.json
 
-    prepare   a file of text becomes a token store (`data.prepare`, an empty cache each time) beside `tokenizers`'
-              encode_batch alone on the same documents in memory, and beside `datasets`: load, map tokenise, map group
-              into rows, both maps batched. lmzoo makes the rows of a store as it reads them: see collate.
-    memory    the largest process while `tools.prepare_data` prepares the text, and ten times the text
-    collate   tokens/s of the training loader of a default run, beside those that its tiny model trains at, on the CPU
+    prepare   a file of text becomes a token store (`data.prepare`, an empty cache each time) beside
+              `tokenizers`' encode_batch alone on the same documents in memory, and beside
+              `datasets`: load, map tokenise, map group into rows, both maps batched. lmzoo makes
+              the rows of a store as it reads them: see collate.
+    memory    the largest process while `tools.prepare_data` prepares the text, and ten times the
+              text
+    collate   tokens/s of the training loader of a default run, beside those that its tiny model
+              trains at, on the CPU
     open      from a prepared corpus to the batch of step 1,000,000
 
-The text is what Python carries, its library's modules, in documents of 200 to 8,000 characters. Where that is not
-enough it comes again in another order, and with other words: in the n-th repetition the letters of words of six and
-more are rotated by n, so that no cache of words or documents gains by it. The tokenizer is a BPE of 16,000 tokens
-trained on the first 4 MB. Peers run with as many processes or threads as lmzoo.
+The text is what Python carries, its library's modules, in documents of 200 to 8,000 characters.
+Where that is not enough it comes again in another order, and with other words: in the n-th
+repetition the letters of words of six and more are rotated by n, so that no cache of words or
+documents gains by it. The tokenizer is a BPE of 16,000 tokens trained on the first 4 MB. Peers run
+with as many processes or threads as lmzoo.
 """
 
 import argparse
+import math
 import os
 import random
 import re
@@ -30,10 +35,10 @@ from pathlib import Path
 
 import tokenizers
 
-from lmzoo import compose, data, parts
+from lmzoo import UserError, compose, data, parts
 from lmzoo.tokenizer import load, sample, train_bpe
 
-from .measure import Row, by_turns, disk, peak_memory, ratio, spread
+from .measure import Row, by_turns, disk, peak_memory, positive, ratio, spread
 
 FAMILIES = {"gpt": "clm", "bert": "mlm", "t5": "span_corruption"}
 VOCABULARY, TRAINED_MB = 16_000, 4
@@ -46,12 +51,14 @@ LONG_WORD = re.compile(r"[a-z]{6,}")
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mb", type=float, default=20, help="of text; lmzoo also compresses less than 16 with xz")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="of each arm")
-    parser.add_argument("--rounds", type=int, default=3, help="of each measurement, in which its arms take turns")
+    parser.add_argument("--processes", type=positive, default=len(os.sched_getaffinity(0)), help="of each arm")
+    parser.add_argument("--rounds", type=positive, default=3, help="of each measurement, in which its arms take turns")
 
 
 def run(given: argparse.Namespace) -> Iterator[Row]:
     """All measurements, in a folder of their own that is removed afterwards."""
+    if not 0 < given.mb < math.inf:
+        raise UserError(f"--mb {given.mb} is no size above 0")
     os.environ["RAYON_NUM_THREADS"] = str(given.processes)  # read when tokenizers first starts threads
     with tempfile.TemporaryDirectory(prefix="lmzoo-benchmark-") as name:
         folder = Path(name)

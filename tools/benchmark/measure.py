@@ -1,5 +1,6 @@
 """What the benchmarks share: arms timed by turns, the peak memory of a command, and a row of results."""
 
+import argparse
 import gc
 import statistics
 import subprocess
@@ -15,6 +16,23 @@ import resource, subprocess, sys
 done = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 sys.exit(done.stderr) if done.returncode else print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
+
+
+def some_of(*names: str) -> Callable[[str], list[str]]:
+    """The type of an option that takes some of `names`, with commas between."""
+    def chosen(text: str) -> list[str]:
+        if unknown := [name for name in text.split(",") if name not in names]:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(names)}")
+        return text.split(",")
+
+    return chosen
+
+
+def positive(text: str) -> int:
+    """The type of an option that takes a whole number above 0."""
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""Rows of many lengths: sentences packed into full rows, beside sentences padded to the longest of the batch.
+"""Rows of many lengths: sentences packed into full rows, beside sentences padded in their batch.
 
 python -m lmzoo.tools.benchmark packing --families bert,gpt --dtype fp32,bf16 --json packing.json
 
-The sentences are those of lmzoo's default corpus, of 5 to 40 words. `single` reads one a row and pads it, as is
-usual; `fit` puts whole sentences into rows of 128, each seeing itself only; `isolate` does so too, but cuts. All three
-are lmzoo's whole training path with the model of the benchmark `train`, take turns, and read about as many tokens a
-step. Tokens per second are of the text: padding counts for nothing.
+The sentences are those of lmzoo's default corpus, of 5 to 40 words. `single` reads one a row and
+pads it, as is usual; `fit` puts whole sentences into rows of 128, each seeing itself only;
+`isolate` does so too, but cuts. All three are lmzoo's whole training path with the model of the
+benchmark `train`, take turns, and read about as many tokens a step. Tokens per second are of the
+text: padding counts for nothing.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from . import train
-from .measure import Row, by_turns, ratio, spread
+from .measure import Row, by_turns, positive, ratio, some_of, spread
 
 PACKINGS = {"single": 128, "fit": 32, "isolate": 32}  # how, and how many rows in a step
 LENGTH = 128
@@ -27,14 +28,11 @@ FEWEST, MOST = 5, 40  # words: what is longer is a table or a listing
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    def words(text: str) -> list[str]:
-        return text.split(",")
-
-    parser.add_argument("--families", type=words, default=["bert", "gpt"], metavar="bert,gpt")
-    parser.add_argument("--dtype", type=words, default=["fp32", "bf16"], metavar="fp32,bf16")
-    parser.add_argument("--steps", type=int, default=4, help="of an arm's turn")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the arms take turns")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each arm")
+    parser.add_argument("--families", type=some_of("bert", "gpt"), default=["bert", "gpt"], metavar="bert,gpt")
+    parser.add_argument("--dtype", type=some_of("fp32", "bf16"), default=["fp32", "bf16"], metavar="fp32,bf16")
+    parser.add_argument("--steps", type=positive, default=4, help="of an arm's turn")
+    parser.add_argument("--rounds", type=positive, default=5, help="in which the arms take turns")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="of each arm")
 
 
 def sentences() -> Iterator[str]:

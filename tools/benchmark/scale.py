@@ -2,10 +2,11 @@
 
 python -m lmzoo.tools.benchmark scale --family gpt --dtype bf16 --json scale.json --png scale.png
 
-Each axis begins from the same model and lets one size grow: max_len (as many tokens in a step, in fewer rows), d_model
-(d_ff with it, heads of 32), n_layers, batch_size. The sizes of an axis take turns, each in a process of its own. The
-note says how long a step takes per FLOP, over the same of the model that all axes begin from: above 1 a size costs more
-than arithmetic explains. The picture draws tokens per second, dashed what the FLOPs say.
+Each axis begins from the same model and lets one size grow: max_len (as many tokens in a step, in
+fewer rows), d_model (d_ff with it, heads of 32), n_layers, batch_size. The sizes of an axis take
+turns, each in a process of its own. The note says how long a step takes per FLOP, over the same of
+the model that all axes begin from: above 1 a size costs more than arithmetic explains. The picture
+draws tokens per second, dashed what the FLOPs say.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from . import train
-from .measure import Row, by_turns, spread
+from .measure import Row, by_turns, positive, some_of, spread
 
 BASE = {"vocab_size": 8192, "d_model": 256, "n_layers": 4, "max_len": 256, "batch_size": 16}
 AXES = {
@@ -31,11 +32,11 @@ AXES = {
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--family", choices=train.FAMILIES, default="gpt")
     parser.add_argument("--dtype", choices=["fp32", "bf16"], default="bf16")
-    parser.add_argument("--axes", type=lambda text: text.split(","), default=list(AXES), metavar="max_len,d_model,...")
-    parser.add_argument("--steps", type=int, default=2, help="of a size's turn")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the sizes take turns")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw all axes")
+    parser.add_argument("--axes", type=some_of(*AXES), default=list(AXES), metavar="max_len,d_model,...")
+    parser.add_argument("--steps", type=positive, default=2, help="of a size's turn")
+    parser.add_argument("--rounds", type=positive, default=5, help="in which the sizes take turns")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="of each process")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw all axes to a new file")
 
 
 def run(given: argparse.Namespace) -> Iterator[Row]:

@@ -1,11 +1,13 @@
-"""What surrounds the arithmetic: seconds from a command to its first step or answer, and of a step without a net.
+"""What surrounds the arithmetic: seconds from a command to its first step or answer; a step of no net.
 
 python -m lmzoo.tools.benchmark startup --json startup.json
 
-    first      from the command to the first step done of a default run, on a corpus that was prepared before
+    first      from the command to the first step done of a default run, on a corpus that was
+               prepared before
     help       `--help`
     mistake    a configuration that is refused
-    loop       a step of a default run, with its bar, logs and loader, whose net does nothing and has one weight
+    loop       a step of a default run, with its bar, logs and loader, whose net does nothing and
+               has one weight
 """
 
 import argparse
@@ -19,7 +21,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from .measure import Row, by_turns, spread
+from .measure import Row, by_turns, positive, spread
 
 COMMANDS = {  # words of `lmzoo.train`, how the line begins at which the clock stops (None: the end), what is wanted
     "first": (["model=gpt", "task=clm", "trainer.max_steps=1"], "step 1/1", "at most 10 s"),
@@ -30,7 +32,7 @@ WARM, STEPS = 50, 200  # of the loop: before the clock, and in a round
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=3, help="of each measurement, in which the commands take turns")
+    parser.add_argument("--rounds", type=positive, default=3, help="of each measurement, in which they take turns")
 
 
 def run(given: argparse.Namespace) -> Iterator[Row]:

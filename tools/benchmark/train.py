@@ -1,17 +1,21 @@
-"""Training steps of lmzoo beside those of other libraries, by turns: the same batches, sizes, threads and allocator.
+"""Training steps of lmzoo beside other libraries', by turns: the same batches, threads and allocator.
 
-python -m lmzoo.tools.benchmark train --families gpt,bert,t5 --dtype fp32,bf16 --json train.json --png train.png
+python -m lmzoo.tools.benchmark train --families gpt,bert --dtype bf16 --json new.json --png new.png
 
-A step is forward, backward, clipping to norm 1 and fused AdamW, without dropout. lmzoo's goes through all that its
-`train` command runs: loader, Lightning's loop, callbacks, logs. The others run the loop that everyone writes on the
-same batches, which lie in memory, with the quicker of the kinds of attention that they offer; each eager and compiled
-(lmzoo: block by block). An arm is a process of its own, all of them wait while one takes its turn.
+A step is forward, backward, clipping to norm 1 and fused AdamW, without dropout. lmzoo's goes
+through all that its `train` command runs: loader, Lightning's loop, callbacks, logs. The others run
+the loop that everyone writes on the same batches, which lie in memory, with the quicker of the
+kinds of attention that they offer; each eager and compiled (lmzoo: block by block). An arm is a
+process of its own, all of them wait while one takes its turn.
 
     seconds    of a step: median [lowest - highest] over the rounds
     memory     peak of the steps, above what the process held before it built the model
-    keep       lmzoo as it comes, trainer.keep_memory=true: beside arms that leave the system's allocator as it is
-    first      seconds from building the model to the end of the first step: lmzoo's plan, a compiler
-    MFU        model FLOPs (lmzoo.plan.count_flops, for all arms alike) over those that a matrix product reaches here
+    keep       lmzoo as it comes, trainer.keep_memory=true: beside arms that leave the system's
+               allocator as it is
+    first      seconds from building the model to the end of the first step: lmzoo's plan, a
+               compiler
+    MFU        model FLOPs (lmzoo.plan.count_flops, for all arms alike) over those that a matrix
+               product reaches here
 """
 
 import argparse
@@ -27,7 +31,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from .measure import Row, by_turns, ratio, spread
+from .measure import Row, by_turns, positive, ratio, some_of, spread
 
 FAMILIES = {"gpt": "clm", "bert": "mlm", "t5": "span_corruption"}
 COMMON = {"vocab_size": 8192, "d_model": 256, "n_heads": 8, "d_ff": 1024}
@@ -52,24 +56,24 @@ WANTED = {  # of lmzoo's speed: over transformers, eager; over the quickest peer
     ("bert", "bf16"): ("at least 2.9", "at least 2.4"), ("bert", "fp32"): ("more", "at least 1.4"),
     ("t5", "bf16"): ("at least 2.4", "at least 1.25"), ("t5", "fp32"): ("more", "at least 1.15"),
 }  # fmt: skip
+LIBRARIES = ("transformers", "litgpt", "x-transformers")
+ALLOCATORS = ("default", "tuned")
 BATCHES, WARM = 16, 2  # batches of the peers; steps before those that are timed
 KEPT = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=268435456"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    def words(text: str) -> list[str]:
-        return text.split(",")
-
-    parser.add_argument("--families", type=words, default=list(FAMILIES), metavar="gpt,bert,t5")
-    parser.add_argument("--dtype", type=words, default=["fp32", "bf16"], metavar="fp32,bf16")
-    parser.add_argument("--peers", type=words, default=["transformers", "litgpt", "x-transformers"], metavar="NAME,...")
+    parser.add_argument("--families", type=some_of(*FAMILIES), default=list(FAMILIES), metavar="gpt,bert,t5")
+    parser.add_argument("--dtype", type=some_of("fp32", "bf16"), default=["fp32", "bf16"], metavar="fp32,bf16")
+    parser.add_argument("--peers", type=some_of(*LIBRARIES, "none"), default=list(LIBRARIES), metavar="NAME,...",
+                        help=f"{', '.join(LIBRARIES)} (all of them), or none")
     parser.add_argument("--no-compile", action="store_true", help="eager arms only: a quick look")
-    parser.add_argument("--allocator", type=words, default=["default", "tuned"], metavar="default,tuned",
+    parser.add_argument("--allocator", type=some_of(*ALLOCATORS), default=list(ALLOCATORS), metavar="default,tuned",
                         help="tables: with the system's allocator, and with one that keeps memory, for all arms alike")
-    parser.add_argument("--steps", type=int, default=4, help="of an arm's turn")
-    parser.add_argument("--rounds", type=int, default=5, help="in which the arms take turns")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each arm")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tokens per second of all arms")
+    parser.add_argument("--steps", type=positive, default=4, help="of an arm's turn")
+    parser.add_argument("--rounds", type=positive, default=5, help="in which the arms take turns")
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="of each arm")
+    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the tokens per second of all arms to a new file")
 
 
 @dataclass

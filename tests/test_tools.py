@@ -1,0 +1,101 @@
+"""What all tools have in common: their help, what they never do to a file, and how they say what the disk refuses."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from lmzoo.tools import benchmark
+
+from lmzoo import UserError, tools
+
+NAMES = sorted(file.stem for file in Path(tools.__file__).parent.glob("[!_]*.py"))
+WRITERS = {  # words that are wrong in all else too: the file is what is looked at first
+    "train_tokenizer": ["FILE.json", "model=nothing"],
+    "inspect_data": ["--png", "FILE.png", "model=nothing"],
+    "summarise_sweep": ["/nowhere", "--picture", "FILE.png"],
+    "export": ["/nowhere", "FILE"],
+    **{f"benchmark {name}": [name, "--json", "FILE.json"] for name in benchmark.NAMES},
+    **{f"benchmark {name} --png": [name, "--png", "FILE.png"] for name in ("train", "scale")},
+}
+
+
+def said(monkeypatch, capsys, tool, *words):
+    """(exit code, stdout, stderr) of a tool."""
+    module = "benchmark.__main__" if tool.startswith("benchmark") else tool
+    monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"lmzoo.tools.{module}").main()
+    return end.value.code or 0, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("tool", [*NAMES, *(f"benchmark {name}" for name in ("", *benchmark.NAMES))])
+def test_help_is_at_most_100_columns_wide(monkeypatch, capsys, tool):
+    monkeypatch.setenv("COLUMNS", "100")
+    name = tool.removeprefix("benchmark").strip() if tool.startswith("benchmark") else ""
+    code, text, _ = said(monkeypatch, capsys, tool, *filter(None, [name]), "--help")
+    assert code == 0 and max(map(len, text.splitlines())) <= 100
+    assert f"python -m lmzoo.tools.{tool}".strip() in text
+
+
+@pytest.mark.parametrize("place", ["there", "there/below", "missing/below", "folder", "x" * 300])
+@pytest.mark.parametrize("tool", WRITERS)
+def test_a_file_that_is_there_and_a_place_that_is_none(monkeypatch, capsys, tmp_path, tool, place):
+    (suffix,) = {Path(word).suffix for word in WRITERS[tool] if "FILE" in word}
+    there, folder = tmp_path / f"there{suffix}", tmp_path / f"folder{suffix}"
+    there.write_text("mine")
+    folder.mkdir()
+    (folder / "mine").touch()
+    if tool == "export" and place in ("missing/below", "x" * 300):
+        pytest.skip("makes its folder")
+    first, _, below = place.partition("/")
+    file = tmp_path / (f"{first}{suffix}/{below}{suffix}" if below else f"{first}{suffix}")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, error = said(monkeypatch, capsys, tool,
+                            *(str(file) if "FILE" in word else word for word in WRITERS[tool]))
+    assert code == 2 and out == "" and error.count("\n") == 1 and str(tmp_path) in error
+    assert there.read_text() == "mine" and sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_new_file_is_not_made_yet(tmp_path):
+    assert tools.new_file(tmp_path / "new.png", ".png") == tmp_path / "new.png"
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="new.foo: name a file that ends in .png"):
+        tools.new_file(tmp_path / "new.foo", ".png")
+
+
+@pytest.mark.parametrize(("error", "line"), [
+    (PermissionError(13, "Permission denied", "/a/b"), "lmzoo: /a/b: Permission denied (is the path right"),
+    (NotADirectoryError(20, "Not a directory", "/a/b"), "lmzoo: /a/b: Not a directory (is the path right"),
+    (OSError("two\nlines"), "lmzoo: two; lines"), (UserError("a mistake"), "lmzoo: a mistake"),
+])  # fmt: skip
+def test_what_the_disk_refuses_is_one_line(capsys, error, line):
+    def fail():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        tools.answer(fail)
+    out, told = capsys.readouterr()
+    assert end.value.code == 2 and out == "" and told.startswith(line) and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("tool", ["export", "merge_checkpoint", "yardsticks", "summarise_sweep"])
+@pytest.mark.parametrize("place", ["file", "file/below", "folder", "missing", "x" * 300])
+def test_a_run_that_is_none(monkeypatch, capsys, tmp_path, tool, place):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    code, _, error = said(monkeypatch, capsys, tool, tmp_path / place, *[tmp_path / "new"] * (tool == "export"))
+    assert code == 2 and error.startswith("lmzoo: ") and error.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("words", [
+    ["train", "--families", "gpt,foo"], ["train", "--dtype", "fp64"], ["train", "--peers", "x"],
+    ["train", "--rounds", "0"], ["train", "--allocator", "x"], ["packing", "--families", "t5"],
+    ["scale", "--axes", "width"], ["scale", "--steps", "-1"], ["data", "--mb", "0"], ["data", "--mb", "nan"],
+    ["data", "--processes", "1.5"], ["startup", "--rounds", "many"], [], ["nothing"],
+])  # fmt: skip
+def test_what_a_benchmark_does_not_know(monkeypatch, capsys, words):
+    code, _, error = said(monkeypatch, capsys, "benchmark", *words)
+    assert code == 2 and re.match("benchmark: error: (argument|the following)|lmzoo: --mb", error.splitlines()[-1])
