@@ -9,6 +9,8 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from .errors import naming
+
 PACKAGES = ("lmzoo", "torch", "lightning", "tokenizers")
 
 
@@ -45,5 +47,5 @@ def revision() -> dict[str, object] | None:
 
 def record(found: dict[str, object], file: Path, first_step: int) -> None:
     """Add what was found as a line of `file`, which has one for each start of the run."""
-    with open(file, "a", encoding="utf-8") as lines:
+    with naming(file), open(file, "a", encoding="utf-8") as lines:
         lines.write(json.dumps({"first_step": first_step, **found}) + "\n")

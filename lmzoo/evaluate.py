@@ -1,6 +1,6 @@
 """Measure what a run has learned.
 
-    python -m lmzoo.evaluate ckpt=RUN                                     on its own test or validation split
+    python -m lmzoo.evaluate ckpt=RUN                                     on its own test or val
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
 """
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from . import parts
+from . import parts, runs
 from .config import command
 from .errors import UserError
-from .literal import escaped
+from .literal import escaped, plain
 from .ranks import on_first_rank
 
 log = logging.getLogger(__name__)
@@ -38,10 +38,11 @@ def evaluate(config: DictConfig) -> dict[str, float]:
     config = parts.settled(config)
     net = load(config.ckpt, tuple(config.trust))
     trained = checkpoint.read(config.ckpt)["lmzoo"]
+    runs.check_unedited({word: plain(config[word]) for word in ("seed", "model", "task")}, trained["config"])
     whole = config.split == "whole"
-    if not whole and data.store_name(config, net.tokenizer) != trained["store"]:
+    if not whole and data.store_name(config, net.tokenizer) != trained.get("store"):
         log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
-    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=trained["labels"])
+    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=trained.get("labels"))
     split = "test" if whole else config.split or ("test" if "test" in store.splits else "val")
     if split not in store.splits:
         raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")

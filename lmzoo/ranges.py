@@ -10,13 +10,14 @@ from .signatures import english, misfit, split
 # (words, the least value, the largest); a word is matched whole, null always passes
 RANGES = [
     (r"trainer\.devices", 1, 10**4),
-    (r"trainer\.(max_steps|val_every_n_steps|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)"
+    (r"trainer\.(max_steps|val_every_n_steps|patience|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)"
      r"|callbacks\.\w+\.(every_n_steps|stop_after)", 1, 10**12),
     (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
     (r"data\.num_workers|tokenizer\.kind\.sentinels", 0, 10**4),
     (r"data\.val_fraction", 0, 0.999999),
     (r"model\.\w+(\[\d+\])?\.window", 1, 10**8),
     (r"data\.processes", 1, 1024),
+    (r"adapter\.rank", 1, 10**6),
     (r"model\.(d_model|d_head|d_ff|n_heads|n_kv_heads|max_len)", 1, 10**8),
     (r"model\.(n_layers|n_decoder_layers|share)", 1, 10**5),
     (r"(tokenizer|model)\.vocab_size", 2, 10**7),
@@ -36,7 +37,7 @@ RANGES = [
     (r"length_penalty", -100, 100),
 ]
 POSITIVE = (r"trainer\.max_(tokens|epochs)|(checkpoint|callbacks\.\w+)\.every_minutes|tokenizer\.sample_mb"
-            r"|model\.init\.\w+|top_p|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
+            r"|model\.init\.\w+|top_p|adapter\.alpha|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
 EVERY_DEVICE = ("trainer.devices", -1)
 TYPES = {  # of words that may be of more than one, as an annotation
     "trainer.devices": "int | list[int] | Literal['auto']",

@@ -187,3 +187,64 @@ def test_tied_weights_stay_tied():
     with torch.no_grad():
         net.embed.tokens.weight.zero_()
     assert not net.head(torch.ones(1, 16)).any()
+
+
+WRONG = {
+    "lmzoo": lambda state: state.update(lmzoo=3),
+    "lmzoo.config": lambda state: state["lmzoo"].pop("config"),
+    "lmzoo.config ": lambda state: state["lmzoo"]["config"].pop("model"),
+    "lmzoo.tokenizer": lambda state: state["lmzoo"].pop("tokenizer"),
+    "lmzoo.tokenizer ": lambda state: state["lmzoo"].update(tokenizer="{}"),
+    "state_dict": lambda state: state["state_dict"].update({"net.head.weight": 3}),
+    "missing: embed.tokens.weight": lambda state: state["state_dict"].pop("net.embed.tokens.weight"),
+    "unexpected: more": lambda state: state["state_dict"].update({"net.more": torch.zeros(1)}),
+    "of another shape: embed.tokens.weight (1,), here": lambda state: state["state_dict"].update(
+        {"net.embed.tokens.weight": torch.zeros(1)}
+    ),
+}
+
+
+@pytest.mark.parametrize("entry", WRONG)
+def test_a_wrong_checkpoint_is_named_with_what_is_wrong(gpt_run, tmp_path, monkeypatch, entry):
+    """One line, however it is opened, before any data is read."""
+    file = tmp_path / "wrong.ckpt"
+    state = checkpoint.read(checkpoint.find(gpt_run))
+    WRONG[entry](state)
+    torch.save(state, file)
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
+    new = ("task=clm", "data=text", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
+    opened = {
+        "load": lambda: lmzoo.load(file),
+        "ckpt": lambda: lmzoo.fit(lmzoo.compose(f"ckpt={file}", "trainer.max_steps=9")),
+        "init_from": lambda: lmzoo.fit(lmzoo.compose(*new)),
+    }
+    for way, call in opened.items():
+        with pytest.raises(UserError) as refusal:
+            call()
+        line = str(refusal.value)
+        assert line.startswith(str(file)) and "\n" not in line, way
+        assert (entry if ":" in entry else f"its entry {entry.strip()} is missing or broken") in line, way
+
+
+@pytest.mark.parametrize("entry", ["optimizer_states", "loops", "global_step", "pytorch-lightning_version"])
+def test_a_net_alone_is_no_run_to_go_on_with(gpt_run, tmp_path, monkeypatch, entry):
+    state = checkpoint.read(checkpoint.find(gpt_run))
+    del state[entry]
+    torch.save(state, tmp_path / "net.ckpt")
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
+    with pytest.raises(UserError, match="net.ckpt holds a net, but not the state .* init_from="):
+        lmzoo.fit(lmzoo.compose(f"ckpt={tmp_path / 'net.ckpt'}", "trainer.max_steps=9"))
+    assert lmzoo.load(tmp_path / "net.ckpt").family == "decoder"
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_nothing_is_trained_from_weights_that_are_not_finite(gpt_run, tmp_path, monkeypatch, value):
+    file = tmp_path / "bad.ckpt"
+    state = checkpoint.read(checkpoint.find(gpt_run))
+    state["state_dict"]["net.blocks.1.ffn.up.weight"][3, 4] = value
+    torch.save(state, file)
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
+    new = ("task=clm", "data=text", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
+    for words in ([f"ckpt={file}", "trainer.max_steps=9"], new):
+        with pytest.raises(UserError, match=r"bad.ckpt: blocks.1.ffn.up.weight holds numbers that are not finite"):
+            lmzoo.fit(lmzoo.compose(*words))

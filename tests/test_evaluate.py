@@ -1,9 +1,11 @@
 """The evaluate command: a run's own data, and other text."""
 
 import math
+import shutil
 
 import pytest
 import torch
+import yaml
 
 import lmzoo
 from lmzoo import UserError
@@ -123,3 +125,14 @@ def test_a_run_whose_data_has_changed_says_so(words, corpus, tmp_path, caplog, m
     assert "has changed" not in caplog.text
     evaluate(configured(f"ckpt={tmp_path / 'run'}"))
     assert caplog.text.count("the run's data has changed since it was trained") == 1
+
+
+def test_a_run_is_not_measured_as_another(gpt_run, tmp_path):
+    """Its task is the checkpoint's, whatever a hand has written into config.yaml."""
+    shutil.copytree(gpt_run, tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["task"]["_target_"] = "lmzoo.tasks.mlm.MaskedLM"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match="config.yaml was edited: task._target_=lmzoo.tasks.mlm.MaskedLM"):
+        evaluate(configured(f"ckpt={tmp_path / 'run'}"))

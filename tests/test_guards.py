@@ -250,3 +250,12 @@ def test_ranks_skip_alike(spread, engine):
 
 if __name__ == "__main__":
     ranks.save(two(ranks.folder(), ranks.rank(), 2))
+
+
+@pytest.mark.parametrize("stop_after", [3, None])
+def test_a_short_run_of_which_no_step_was_finite_does_not_end_well(tmp_path, stop_after):
+    """Two steps of two; of two steps one that is finite is enough."""
+    for poisoned, ends in ([0, 1], Diverged), ([0], None), ([1], None):
+        trained = task(Fragile(False), ADAMW, total_steps=2)
+        with pytest.warns(UserWarning), pytest.raises(ends) if ends else nullcontext():
+            fit(trained, windows(poisoned, 2), callbacks=[Guard(tmp_path, stop_after)], max_steps=2)

@@ -56,6 +56,19 @@ def test_its_time_is_counted_over_resumes(words, tmp_path, over_after_four):
     assert [row["step"] for row in rows(folder)][-1] == "8"
 
 
+def test_no_time_at_all_is_refused(words, tmp_path, monkeypatch):
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
+    given = words(tmp_path / "run", "model=gpt", "task=clm", "trainer.max_time=00:00:00:00")
+    with pytest.raises(UserError, match="trainer.max_time leaves no time for a single step: give a longer one"):
+        lmzoo.fit(lmzoo.compose(*given))
+
+
+def test_a_run_that_saved_nothing_does_not_say_that_it_goes_on(words, tmp_path, over_after_four, capsys):
+    more = ("model=gpt", "task=clm", "trainer.max_steps=20", HOUR, "~callbacks.checkpoints")
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", *more)))
+    assert "after step 4 of 20; nothing was saved, so that none goes on with it" in capsys.readouterr().out
+
+
 def test_time_goes_with_any_length():
     """With it alone no schedule would know where it ends (test_ranges); any length will do."""
     for word in ("trainer.max_steps=9", "trainer.max_tokens=9", "trainer.max_epochs=1"):

@@ -1,13 +1,17 @@
 """The rows of metrics.csv: what they hold, when they are written, and what a resumed run does with them."""
 
+import math
+import resource
+import signal
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lmzoo import checkpoint
+from lmzoo import UserError, checkpoint
 from lmzoo.callbacks import Metrics
 from lmzoo.callbacks.metrics import COLUMNS, Table
+from lmzoo.checks import explain
 from small_run import At, rows, run
 
 TASK = SimpleNamespace(device=torch.device("cpu"), net=None)
@@ -56,9 +60,9 @@ def test_the_loss_of_a_row_is_the_mean_over_all_targets_since_the_one_before(tmp
             again = Metrics(tmp_path)
             again.load_state_dict(metrics.state_dict())
             assert again.losses.plain() == metrics.losses.plain()
-    assert [row["train/loss"] for row in metrics.table.read()] == [17 / 4, 0, 3]
+    assert [row["train/loss"] for row in metrics.table.read()] == pytest.approx([17 / 4, math.nan, 3], nan_ok=True)
     perplexities = [row["train/perplexity"] for row in metrics.table.read()]
-    assert perplexities == pytest.approx([70.1054, 1, 20.0855], abs=1e-4)
+    assert perplexities == pytest.approx([70.1054, math.nan, 20.0855], abs=1e-4, nan_ok=True)
 
 
 def test_throughput_is_tokens_over_elapsed_time_without_validation(tmp_path, monkeypatch):
@@ -135,3 +139,24 @@ def test_after_a_crash_the_rows_beyond_the_checkpoint_are_cut(whole, tmp_path, s
 
 def test_a_run_draws_its_picture(whole):
     assert (whole[0] / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("word", ["a", "id", "folder", "tags"])
+def test_a_word_that_wandb_has_not_is_refused_at_once(tmp_path, word):
+    with pytest.raises(UserError, match=f"callbacks.metrics.wandb: there is no word {word}; give group, mode, name"):
+        Metrics(tmp_path, wandb={"mode": "offline", word: 1})
+
+
+def test_a_disk_that_is_full_names_the_file(tmp_path):
+    """Python's own error does not."""
+    table = Table(tmp_path / "metrics.csv", ["step", "lr"])
+    table.append({"step": 1, "lr": 0.1})
+    handler, limit = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limit[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            table.append({"step": 2, "lr": 0.1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert explain(error.value) == f"{tmp_path / 'metrics.csv'}: File too large (make room, or allow larger files)"

@@ -1,10 +1,12 @@
 """What is printed while a run goes on: one bar on a terminal, lines elsewhere."""
 
+import csv
 import re
 import sys
 
 import pytest
 
+import lmzoo
 from lmzoo.callbacks import Progress
 from small_run import At, run
 
@@ -15,6 +17,15 @@ def test_without_a_terminal_there_are_lines_and_no_bar(tmp_path, capsys):
     lines = [line for line in printed.splitlines() if line.startswith("step ")]
     assert len(lines) == 8 and "\r" not in printed
     assert re.fullmatch(r"step 8/8  loss \d+\.\d{3}  tokens/s [\d,]+  val \d+\.\d{3}  00:00 left", lines[-1])
+
+
+def test_the_last_line_has_the_last_validation(words, tmp_path, capsys):
+    """At step 4 and, after the last step, at 6: one line of step 6, with the second."""
+    lmzoo.fit(lmzoo.compose(*words(tmp_path, "model=gpt", "task=clm", "trainer.val_every_n_steps=4", "optim.lr=0.03")))
+    (shown,) = re.findall(r"step 6/6 .* val (\S+)", capsys.readouterr().out)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        first, last = (float(row["val/loss"]) for row in csv.DictReader(file) if row["val/loss"])
+    assert shown == f"{last:.3f}" != f"{first:.3f}"
 
 
 def test_the_loss_is_the_mean_over_all_targets_since_the_line_before(tmp_path, capsys):

@@ -43,6 +43,10 @@ from lmzoo.ranges import check_ranges
         ("tokenizer.special=5", "tokenizer.special=5 should be a mapping or null"),
         ("optim.optimizer.betas=[1,2]", "optim.optimizer.betas[1]=2 must be between 0 and 1"),
         ("optim.optimizer.betas=[nan,0.5]", "optim.optimizer.betas[0]=nan is not a finite number"),
+        ("callbacks.metrics.every_n_steps=-1", "callbacks.metrics.every_n_steps=-1 must be between 1 and"),
+        ("callbacks.guard.stop_after=-1", "callbacks.guard.stop_after=-1 must be between 1 and"),
+        *[(f"callbacks.checkpoints.{word}=-1", f"callbacks.checkpoints.{word}=-1 must be ")
+          for word in ("every_n_steps", "every_minutes", "keep_last", "keep_best")],
         ("seed=-1", "seed=-1 must be between 0 and"),
         ("model=null", "model=null: there is no such option"),
         ("schedule=", "schedule=: there is no such option"),
@@ -63,8 +67,8 @@ def test_what_is_in_range_passes():
 
 PAIRS = [
     (("trainer.max_time=00:01:00:00", "size=base"), "trainer.max_time=00:01:00:00 ends a run early, but does not say"),
-    (("trainer=fsdp", "optim=muon"), "trainer=fsdp: MuonAdamW needs whole matrices"),
-    (("trainer=fsdp", "optim=adafactor"), "trainer=fsdp: Adafactor needs whole matrices"),
+    (("trainer=fsdp", "optim=adafactor", "optim.optimizer._target_=torch.optim.Adafactor"),
+     "trainer=fsdp: torch.optim.Adafactor needs whole matrices"),
     (("trainer=fsdp", "trainer.precision=16-mixed"), "trainer=fsdp: its ranks have no loss scale in common"),
     (("trainer=fsdp", "data.micro_batch_size=auto"), "trainer=fsdp: its ranks cannot try data.micro_batch_size=auto"),
 ]

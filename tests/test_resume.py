@@ -256,11 +256,12 @@ def test_a_run_that_left_no_checkpoint_starts_anew(words, tmp_path):
     assert [int(row["step"]) for row in rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_that_is_being_trained_is_left_alone(words, tmp_path):
+def test_a_run_that_is_being_trained_is_left_alone(words, tmp_path, monkeypatch):
     from filelock import FileLock
 
     folder = tmp_path / "run"
     folder.mkdir()
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
     with FileLock(folder / ".lock"), pytest.raises(UserError, match="another process is training this run"):
         lmzoo.fit(lmzoo.compose(*words(folder, "model=gpt", "task=clm")))
     assert [file.name for file in folder.iterdir()] == [".lock"]

@@ -13,9 +13,10 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LambdaCallback
 
+import lmzoo
 import small_run
 from lmzoo import UserError, checkpoint
-from lmzoo.callbacks import saving
+from lmzoo.callbacks import Checkpoints, saving
 from small_run import At, names, rows, run, score
 
 
@@ -132,6 +133,39 @@ def test_a_run_keeps_to_its_metric(tmp_path):
         run(tmp_path, ckpt=checkpoint.find(tmp_path), monitor="val/f1")
 
 
+@pytest.mark.parametrize("monitor", ["abc", "val/Loss", "train/loss", "val/a", "val/a/f1"])
+def test_a_metric_that_no_validation_will_have_is_refused_before_the_first_step(words, tmp_path, corpus, monitor):
+    """With those that it will have, named sets' too; what it has is let through."""
+    sets = ("model=gpt", "task=clm", f"data.val_path.a={corpus}", f"data.path={tmp_path / 'text.txt'}")
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(map(str, range(n, n + 40))) for n in range(90)))
+    started = []
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UserError, match="val/a/loss, .*val/loss") as refusal:
+        patch.setattr("lmzoo.tasks.base.Task.training_step", lambda *_: started.append(1))
+        lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", *sets, f"checkpoint.monitor={monitor}")))
+    assert str(refusal.value).startswith(f"checkpoint.monitor={monitor}: validation has ") and not started
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", *sets, "checkpoint.monitor=val/a/perplexity")))
+
+
+def test_every_task_tells_its_metrics_ahead(words, tmp_path):
+    """They are those that validation then logs."""
+
+    class Ahead(Checkpoints):
+        def _check(self, known):
+            told.append(sorted(known))
+
+    table = tmp_path / "table.csv"
+    table.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(99)))
+    labelled = {"classification": ("data=csv", f"data.path={table}")}
+    for model, name in (("gpt", "clm"), ("bert", "mlm"), ("t5", "span_corruption"), ("bert", "classification")):
+        told = []
+        more = (f"model={model}", f"task={name}", "trainer.max_steps=1", *labelled.get(name, ()))
+        config = lmzoo.compose(*words(tmp_path / name, *more))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lmzoo.callbacks.Checkpoints", Ahead)
+            lmzoo.fit(config)
+        assert len(told) == 2 and told[0] == told[1] and "val/loss" in told[0]
+
+
 class Full(LambdaCallback):
     """No file may grow beyond 1,000 bytes at some steps, as on a disk that is full."""
 
@@ -172,6 +206,17 @@ def test_a_run_whose_last_checkpoint_the_disk_refuses_ends_with_that(tmp_path):
     assert "\n" not in str(error.value)
     assert checkpoint.read(checkpoint.find(tmp_path))["global_step"] == 4
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_where_no_checkpoint_could_be_written_none_is_spoken_of(tmp_path, recwarn):
+    full = Full(1, 8)
+    try:
+        with pytest.raises(UserError, match="make room and start again: none was written"):
+            run(tmp_path, full, max_steps=8)
+    finally:
+        full.set(None)
+    (warned,) = [str(w.message) for w in recwarn if "could not be written" in str(w.message)]
+    assert "there is none yet" in warned
 
 
 TWO_RANKS = """

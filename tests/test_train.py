@@ -334,3 +334,9 @@ def refused(words, line, monkeypatch, capfd):
     assert end.value.code == 2 and "Traceback" not in said.out + said.err
     mistakes = [one for one in said.err.splitlines() if one.startswith("lmzoo: ")]
     assert len(mistakes) == 1 and line in mistakes[0]
+
+
+def test_a_run_without_validation(words, tmp_path):
+    """It has no metric to be best by, and none to report."""
+    _, metrics = lmzoo.fit(lmzoo.compose(*words(tmp_path, "model=gpt", "task=clm", "data.val_fraction=0")))
+    assert metrics == {} and (tmp_path / "checkpoints" / "step-000006.ckpt").exists()

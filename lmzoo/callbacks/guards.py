@@ -15,7 +15,8 @@ from ..errors import Diverged
 
 class Guard(Callback):
     """Says where a step that the task gave up (`nonfinite` in its outputs) began to be not finite; stops the run after
-    `stop_after` of them in a row (None: never), naming the newest whole checkpoint of `folder`.
+    `stop_after` of them in a row (None: never), naming the newest whole checkpoint of `folder`. Nor does a run end well
+    of which no step was finite, however short.
 
     The place is found by running the step's micro-batches once more, which costs nothing while all is well.
     """
@@ -31,6 +32,9 @@ class Guard(Callback):
     def load_state_dict(self, state_dict: dict) -> None:
         self.in_a_row = state_dict["in_a_row"]
 
+    def on_train_start(self, trainer: Trainer, *_: object) -> None:
+        self.first = trainer.global_step
+
     def on_train_batch_end(
         self, trainer: Trainer, task: LightningModule, outputs: dict, window: Sequence[dict], *_: object
     ) -> None:
@@ -40,9 +44,12 @@ class Guard(Callback):
         self.in_a_row += 1
         step = trainer.global_step
         places = gathered(first_place(trainer, task, window, step - 1))
-        place = next(filter(None, places), f"the gradient of {(outputs['nonfinite'] or ['no weight'])[-1]}")
+        weights = outputs["nonfinite"]
+        of_gradient = f"the gradient of {weights[-1]}" if weights else "the gradient's norm, which overflows"
+        place = next(filter(None, places), of_gradient)
         rank_zero_warn(f"step {step} was skipped: its loss or gradient is not finite, first in {place}")
-        if self.stop_after and self.in_a_row >= self.stop_after:
+        none_was_finite = step == trainer.max_steps and self.in_a_row >= step - self.first
+        if none_was_finite or self.stop_after and self.in_a_row >= self.stop_after:
             if not trainer.is_global_zero:
                 raise SystemExit(0)  # any other code, and Lightning kills the first rank before it has spoken
             good = f"the last good checkpoint is {find(self.folder)}" if names(self.folder) else "nothing was saved yet"

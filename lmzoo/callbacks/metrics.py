@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ try:
 except ImportError:  # Windows has none
     resource = None
 
+from ..errors import UserError, naming
 from .picture import draw
 from .steps import Losses, validation_due
 from .tracking import TensorBoard, Wandb
@@ -58,10 +60,14 @@ class Metrics(Callback):
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
         self.settings = {"mode": "disabled"} if wandb is None else dict(wandb)
+        words = signature(Wandb).parameters.keys() - {"folder", "id", "config", "environment", "tags"}
+        if wrong := self.settings.keys() - words:
+            raise UserError(f"callbacks.metrics.wandb: there is no word {min(wrong)}; give {', '.join(sorted(words))}")
         self.tags = tags
         self.tensorboard = tensorboard
         self.trackers: list[Wandb | TensorBoard] = []
         self.table = Table(self.folder / "metrics.csv", COLUMNS)
+        self.table.read()  # for the damage that it may have, before any long work
         self.tokens = 0
         self.losses = Losses()
         self.row: dict[str, float] = {}
@@ -206,10 +212,18 @@ class Table:
         """Its rows as numbers, empty cells left out; a last line that was torn by a kill is not a row."""
         if not self.path.exists():
             return []
-        text = self.path.read_text()
-        reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+        reader = csv.DictReader(())
+        try:
+            text = self.path.read_text(encoding="utf-8")
+            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+            if text and "step" not in (reader.fieldnames or ()):
+                raise ValueError("no column is called step")
+            rows = [_numbers(row) for row in reader]
+        except (ValueError, csv.Error) as error:
+            raise UserError(f"{self.path} is not the table of a run (line {max(1, reader.line_num)}: {error}): mend "
+                            "it, or move it away, and the run begins another") from error
         self.columns += [name for name in reader.fieldnames or () if name not in self.columns]
-        return [{name: _number(cell) for name, cell in row.items() if cell} for row in reader]
+        return rows
 
     def cut(self, step: int) -> None:
         """Leaves out the rows beyond `step`."""
@@ -220,17 +234,23 @@ class Table:
         if new:
             self.columns += new
             self._rewrite(self.read())
-        with open(self.path, "a", newline="") as file:
+        with naming(self.path), open(self.path, "a", newline="") as file:
             csv.DictWriter(file, self.columns, lineterminator="\n").writerow(row)
 
     def _rewrite(self, rows: list[dict[str, float]]) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_suffix(".tmp")
-        with open(temporary, "w", newline="") as file:
+        with naming(self.path), open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
         os.replace(temporary, self.path)
+
+
+def _numbers(row: Mapping[str, str]) -> dict[str, float]:
+    if None in row or not row["step"]:
+        raise ValueError("more cells than columns" if None in row else "the step is missing")
+    return {name: _number(cell) for name, cell in row.items() if cell}
 
 
 def _number(text: str) -> float:

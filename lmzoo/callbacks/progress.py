@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from .steps import Losses, last_step, total_steps
+from .steps import Losses, last_step, total_steps, validation_due
 
 
 class Progress(TQDMProgressBar):
@@ -60,7 +60,7 @@ class Progress(TQDMProgressBar):
             elapsed, self.printed = now - self.started, now
             self.shown = {"loss": f"{self.losses.read():.3f}", "tokens/s": f"{self.tokens / elapsed:,.0f}"} | self.val
             self.train_progress_bar.set_postfix(self.shown, refresh=False)
-            if self.lines:
+            if self.lines and not (last_step(trainer) and validation_due(trainer)):  # which has the last word
                 print(self.line(step, elapsed), flush=True)
         self.train_progress_bar.update(1)
 
@@ -80,6 +80,8 @@ class Progress(TQDMProgressBar):
         if "val/loss" in trainer.callback_metrics:
             self.val = {"val": f"{float(trainer.callback_metrics['val/loss']):.3f}"}
             self.shown |= self.val
+        if self.lines and trainer.state.fn == "fit" and last_step(trainer):
+            print(self.line(trainer.global_step, self.printed - self.started), flush=True)
 
     def on_train_epoch_end(self, *_: object) -> None:
         """The bar spans all epochs."""

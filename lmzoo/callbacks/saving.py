@@ -4,10 +4,11 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,6 +18,7 @@ from ..checkpoint import link, names, read, remove, write, write_shares
 from ..errors import UserError
 from .steps import last_step, validation_due
 
+EARLIER = ("there is none yet", "the earlier ones stay")
 LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error")
 
 
@@ -81,7 +83,7 @@ class Checkpoints(Checkpoint):
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.monitor = monitor
-        self.sign = 1 if LOWER_IS_BETTER.search(monitor) else -1
+        self.sign = 1 if LOWER_IS_BETTER.search(monitor.rpartition("/")[2]) else -1
         self.overdue = self.failing = False
 
     def state_dict(self) -> dict:
@@ -90,6 +92,15 @@ class Checkpoints(Checkpoint):
     def load_state_dict(self, state_dict: dict) -> None:
         if self.keep_best and state_dict.get("monitor", self.monitor) != self.monitor:
             raise UserError(f"checkpoint.monitor={self.monitor}: this run's best are by {state_dict['monitor']}")
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        if known := task.measured() if hasattr(task, "measured") else []:  # none: there is no validation
+            self._check(known)
+
+    def _check(self, known: Iterable[str]) -> None:
+        if self.keep_best and self.monitor not in known:
+            listed = ", ".join(sorted(known)) or "no metrics"
+            raise UserError(f"checkpoint.monitor={self.monitor}: validation has {listed}")
 
     def on_train_start(self, *_: object) -> None:
         self.saved = time.monotonic()
@@ -105,9 +116,7 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: Trainer, *_: object) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        if self.keep_best and self.monitor not in trainer.callback_metrics:
-            known = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
-            raise UserError(f"checkpoint.monitor={self.monitor}: validation has {known or 'no metrics'}")
+        self._check([name for name in trainer.callback_metrics if name.startswith("val/")])
         score = trainer.callback_metrics.get(self.monitor)
         best = score is not None and self._is_best(trainer, float(score))
         if best or self._due(trainer):
@@ -134,11 +143,12 @@ class Checkpoints(Checkpoint):
             except OSError as error:
                 io.failure = reason(error)
         failure = trainer.strategy.broadcast(io.failure)  # the other ranks wait until all is done
+        before = names(self.folder)
         if failure and last_step(trainer):
-            raise UserError(f"{self.folder / own[0]}: the run's last checkpoint could not be written ({failure}); "
-                            "make room and go on from the one before it")
+            raise UserError(f"{self.folder / own[0]}: the run's last checkpoint could not be written ({failure}); make "
+                            f"room and {'go on from the one before it' if before else 'start again: none was written'}")
         if failure and not self.failing:
-            rank_zero_warn(f"{self.folder / own[0]} could not be written ({failure}): the earlier ones stay, the run "
+            rank_zero_warn(f"{self.folder / own[0]} could not be written ({failure}): {EARLIER[bool(before)]}, the run "
                            "goes on, and tries again when the next is due")
         self.failing, self.overdue, self.saved = bool(failure), False, time.monotonic()
 
@@ -176,7 +186,7 @@ class Preemption(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C the step is finished and saved, then training stops; `preempted` tells the command
     to exit with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough.
 
-    SIGUSR1 says that time is up, and tells the command to `requeue` its job; whoever sends another wants it gone.
+    All but Ctrl-C tell the command to `requeue` its job, if it is one of SLURM that was not cancelled.
     """
 
     exit_code = 75  # EX_TEMPFAIL
@@ -209,7 +219,7 @@ class Preemption(Callback):
         self._restore()
 
     def _ask(self, number: int, *_: object) -> None:
-        self._asked = max(self._asked, 2 if number == getattr(signal, "SIGUSR1", None) else 1)
+        self._asked = max(self._asked, 1 if number == signal.SIGINT else 2)
         if number == signal.SIGINT:  # a second Ctrl-C does not wait
             signal.signal(number, self._earlier.pop(number))
 

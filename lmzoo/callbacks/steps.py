@@ -1,5 +1,6 @@
 """What more than one callback asks about the step that has just been taken, and keeps of those before."""
 
+import math
 from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
@@ -17,10 +18,10 @@ class Losses:
         self.steps.append((outputs["loss"], int(outputs["targets"])))
 
     def read(self) -> float:
-        """The mean over all targets of the steps so far, which are then forgotten."""
+        """The mean over all targets of the steps so far, which are then forgotten; of none it is no number."""
         total, targets = sum(loss * n for loss, n in self.plain()), sum(n for _, n in self.steps)
         self.steps.clear()
-        return total / max(1, targets)
+        return total / targets if targets else math.nan
 
     def plain(self) -> list[tuple[float, int]]:
         """The steps as plain numbers, for a checkpoint."""
