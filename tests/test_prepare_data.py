@@ -35,8 +35,8 @@ def test_prepare_and_inspect(words):
 
 
 def test_train_tokenizer(tmp_path, words):
-    report = train_tokenizer.train(tmp_path / "new" / "my.json", words)
-    own = load(tmp_path / "new" / "my.json")
+    report = train_tokenizer.train(tmp_path / "my.json", words)
+    own = load(tmp_path / "my.json")
     texts = {"train": [], "val": []}
     for split, document in data.documents(compose(*words).data):
         texts[split].append(document.text)
