@@ -24,8 +24,14 @@ EXTRAS = {"hydra/sweeper/optuna": "optuna", "hydra/launcher/joblib": "joblib",  
           "hydra/launcher/submitit_local": "submitit", "hydra/launcher/submitit_slurm": "submitit"}
 INNER = {"hydra", "published", "recipe"}  # what a user has no need to type
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-NAMING = re.compile(r"ckpt|init_from|run_dir|name|cache_dir|\w*path|\w*field|\w*column")  # never an empty text
+NAMING = re.compile(r"ckpt|init_from|run_dir|name|cache_dir|\w*path|\w*(field|column|separator)")  # never an empty text
 NO_OPTION = re.compile(r"(?i)null|true|false|nan|[-+]?(inf|\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[\[{].*|")  # of any group
+LABELS = (None, "class", "classes", "number", "tags", "text")  # what a task may want, see lmzoo/data/labelled.py
+LOOKED_AT = {  # by tasks that want such labels
+    "text_column": LABELS[:4] + LABELS[5:], "field": LABELS[:4] + LABELS[5:], "label_column": LABELS[:4],
+    "pair_column": LABELS[1:4], "label_separator": ("classes",), "words_column": ("tags",), "tags_column": ("tags",),
+    "target_column": ("text",),
+}  # fmt: skip
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -103,7 +109,7 @@ def check_source(data: Mapping) -> None:
     reader = data["reader"]
     if data.get("name") is not None and data.get("path") is not None:
         raise UserError(f"data.name={data['name']} and data.path={data['path']}: give one of them")
-    for word in ("name", "config", "field", "text_column", "label_column"):
+    for word in ("name", "config", *LOOKED_AT):
         if data.get(word) is not None and word not in reader:
             taking = [name for name in groups()["data"] if f"${{..{word}}}" in read(f"data/{name}")]
             raise UserError(f"data.{word}: {reader['_target_'].rpartition('.')[2]} has no such word; it is one of "
@@ -115,6 +121,16 @@ def check_source(data: Mapping) -> None:
         if library and not (isinstance(library, str) and any(Path(library).expanduser().glob("*.py"))):
             raise UserError(f"{place}={library}: say which kind of source it is, data=text (or jsonl, csv) "
                             f"{place}={library}; the documentation of Python is read from a folder of its library")
+
+
+def check_labels(task: Mapping, data: Mapping) -> None:
+    """Refuse labels that are none, and a word of the data that no task with such labels looks at."""
+    if (labels := task.get("labels")) not in LABELS:
+        raise UserError(f"task.labels={labels}: there are no such labels{nearest(str(labels), LABELS[1:])}")
+    for word, kinds in LOOKED_AT.items():
+        if data.get(word) is not None and labels not in kinds:
+            raise UserError(f"data.{word}: the task does not look at it (its labels are {labels or 'none'}); a task of "
+                            f"labels {' or '.join(filter(None, kinds))} does")
 
 
 def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
@@ -158,6 +174,9 @@ def check_typed(words: Sequence[str]) -> None:
             raise UserError(f"{word}: a run's folder is run_dir=")
         if equals and not option and NAMING.fullmatch(re.split(r"[./]", group.lstrip("+"))[-1]):
             raise UserError(f"{word}: nothing follows the sign; give a value, or leave the word out")
+        chosen = any(other.startswith(("adapter=", "experiment=")) for other in words)
+        if group.lstrip("+~").startswith("adapter.") and not chosen:
+            raise UserError(f"{word}: no adapter is chosen whose word this could be: say adapter=lora as well")
         if group in ("published", "recipe"):
             raise UserError(f"{word}: this follows from model=, task= and size=; choose by those")
         if equals and group in groups() and NO_OPTION.fullmatch(option):

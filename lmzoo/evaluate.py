@@ -42,7 +42,8 @@ def evaluate(config: DictConfig) -> dict[str, float]:
     whole = config.split == "whole"
     if not whole and data.store_name(config, net.tokenizer) != trained.get("store"):
         log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
-    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=trained.get("labels"))
+    labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
+    store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
     split = "test" if whole else config.split or ("test" if "test" in store.splits else "val")
     if split not in store.splits:
         raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")

@@ -42,6 +42,11 @@ class Source:
     field: str | None = MISSING
     text_column: str | None = MISSING
     label_column: str | None = MISSING
+    pair_column: str | None = MISSING
+    target_column: str | None = MISSING
+    words_column: str | None = MISSING
+    tags_column: str | None = MISSING
+    label_separator: str | None = MISSING
     val_fraction: float = MISSING
     deduplicate: bool = MISSING
 
@@ -58,6 +63,11 @@ class Data:
     field: str | None = None
     text_column: str | None = None
     label_column: str | None = None
+    pair_column: str | None = None
+    target_column: str | None = None
+    words_column: str | None = None
+    tags_column: str | None = None
+    label_separator: str | None = None
     val_fraction: float = MISSING
     deduplicate: bool = False
     packing: str = MISSING
@@ -99,6 +109,7 @@ class Trainer:
     max_epochs: float | None = None
     max_time: str | None = None
     val_every_n_steps: int | None = None
+    patience: int | None = None
     val_before_training: bool = False
     stop_after_nonfinite: int | None = None
     log_every_n_steps: int = MISSING

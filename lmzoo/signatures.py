@@ -19,10 +19,10 @@ from .errors import UserError
 
 HYDRA_WORDS = {"_args_", "_convert_", "_recursive_"}
 # words of a node that its owner reads and takes away before the target is called
-OWNERS_WORDS = {"task": {"family", "head"}}
+OWNERS_WORDS = {"task": {"family", "head", "labels"}}
 # words that an owner hands over though they have defaults
 HANDED = {
-    "task": {"seed", "total_steps", "packing"}, "task.head": {"n_classes"}, "data.reader": {"path"},
+    "task": {"seed", "total_steps", "packing"}, "task.head": {"n_classes"}, "data.reader": {"path", "kind"},
     "optim.optimizer": {"params", "lr", "weight_decay"},
 }  # fmt: skip
 # where the parts below a word may come from; other modules have to be named in `trust`

@@ -275,10 +275,14 @@ class Task(LightningModule):
 
     def report(self, split: str) -> None:
         """Log the metrics of a split that has been run through."""
-        data = self.trainer.datamodule
-        names = data.evaluated(split) if data else [None]
+        names = self.evaluated(split)
         numbers = self.reduce([self.sums[source][name] for source in range(len(names)) for name in self.summed])
         self.log_dict(self.metrics(split, names, np.reshape(numbers, (len(names), -1))), sync_dist=True)
+
+    def evaluated(self, split: str) -> list[str | None]:
+        """The sources and named sets of a split; one, None, where there are no such."""
+        data = self.trainer.datamodule
+        return data.evaluated(split) if data else [None]
 
     def metrics(self, split: str, names: Sequence[str | None], numbers: np.ndarray) -> dict[str, float]:
         """Those of a split, and of each source and each named set of it (`names`), from the sums of each."""
@@ -293,7 +297,7 @@ class Task(LightningModule):
 
     def measured(self) -> list[str]:
         """The metrics that validation will have, before anything is measured."""
-        names = self.trainer.datamodule.evaluated("val")
+        names = self.evaluated("val")
         self.on_validation_epoch_start()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The ``compute`` method")  # of a metric that has seen nothing

@@ -1,5 +1,6 @@
 """Stores of a few documents, written without a source."""
 
+from lmzoo.data.labelled import Document, names_in
 from lmzoo.data.shardfile import ShardWriter
 from lmzoo.data.shards import SPLITS, Store, write_meta
 from lmzoo.tokenizer import byte
@@ -10,16 +11,21 @@ TOKENIZER = byte((), 512, sentinels=0)  # bos is 1, eos 2
 class Writer:
     """Writes a store into `folder`: `add` documents, part after part (`cut` begins the next), then `finish`."""
 
-    def __init__(self, folder, tokenizer, words=False):
-        self.folder, self.tokenizer, self.words = folder, tokenizer, words
+    def __init__(self, folder, tokenizer, words=False, kind=None):
+        self.folder, self.tokenizer, self.words, self.kind = folder, tokenizer, words, kind
         self.shards, self.open = {}, {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, split, encoded, texts, labels, more=None):
+        self.add_documents(split, encoded, [
+            Document(text, label, more=goes_on)
+            for text, label, goes_on in zip(texts, labels, more or [False] * len(texts), strict=True)])
+
+    def add_documents(self, split, encoded, documents):
         if split not in self.open:
             file = self.folder / f"{split}-{len(self.shards.get(split, ())):05}.shard"
-            self.open[split] = ShardWriter(file, self.tokenizer, self.words)
-        self.open[split].add(encoded, texts, labels, more or [False] * len(texts))
+            self.open[split] = ShardWriter(file, self.tokenizer, self.words, self.kind)
+        self.open[split].add(encoded, documents)
 
     def cut(self):
         for split, writer in self.open.items():
@@ -28,11 +34,12 @@ class Writer:
 
     def finish(self, labels=None, xz_bits_per_byte=None):
         self.cut()
-        names = labels or sorted({name for shards in self.shards.values() for one in shards for name in one["labels"]})
+        found = {label for shards in self.shards.values() for one in shards for label in one["labels"]}
+        known = labels or sorted({name for label in found for name in names_in(label, self.kind)})
         splits = {split: self.shards[split] for split in SPLITS if split in self.shards}
         write_meta(self.folder / "meta.json", {
-            "tokenizer": self.tokenizer.hash, "words": self.words, "labels": names, "splits": splits,
-            "xz_bits_per_byte": xz_bits_per_byte,
+            "tokenizer": self.tokenizer.hash, "words": self.words, "kind": self.kind, "labels": known,
+            "splits": splits, "xz_bits_per_byte": xz_bits_per_byte,
             "left_out": {"documents": 0, "bytes": 0}, "megabytes_per_second": None})
         return Store(self.folder)
 

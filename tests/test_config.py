@@ -12,6 +12,7 @@ from lmzoo.errors import few
 from lmzoo.literal import plain
 
 GPT = ("model=gpt", "task=clm")
+CLASSES = ("model=bert", "task=classification")
 MISTAKES = [
     # a word that is not there, and the nearest that is
     ((*GPT, "optim.lrr=1"), "optim.lrr: there is no such word; did you mean lr?"),
@@ -101,6 +102,18 @@ MISTAKES = [
     ((*GPT, "data=text", "data.field=x"), "data.field: Text has no such word; it is one of data=jsonl"),
     ((*GPT, "data=jsonl", "data.text_column=x"), "data.text_column: Jsonl has no such word; it is one of data="),
     ((*GPT, "data.label_column=x"), "data.label_column: read_pydoc has no such word; it is one of data="),
+    ((*GPT, "data=csv", "data.pair_column=x"), "data.pair_column: the task does not look at it (its labels are none)"),
+    ((*GPT, "data=jsonl", "data.words_column=x"), "does not look at it (its labels are none); a task of labels tags"),
+    ((*CLASSES, "data=csv", "data.target_column=x"), "its labels are class); a task of labels text does"),
+    ((*CLASSES, "data=csv", "data.label_separator=x"), "its labels are class); a task of labels classes does"),
+    ((*CLASSES, "data=csv", "task.labels=tags", "data.text_column=x"), "data.text_column: the task does not look at"),
+    ((*CLASSES, "data=csv", "task.labels=text", "data.label_column=x"), "data.label_column: the task does not look at"),
+    ((*CLASSES, "task.labels=clases"), "task.labels=clases: there are no such labels; did you mean classes?"),
+    ((*CLASSES, "data=text", "data.pair_column=x"), "data.pair_column: Text has no such word; it is one of data=arrow"),
+    ((*CLASSES, "data=csv", "data.reader.kind=x"), "data.reader.kind: Csv is given this by other words of the run"),
+    ((*CLASSES, "data=csv", "data.pair_column="), "data.pair_column=: nothing follows the sign"),
+    ((*CLASSES, "data=mixture", "data.sources.a.weight=1", "data.sources.a.kind=csv", "data.sources.a.tags_column=x"),
+     "data.sources.a.tags_column: the task does not look at it"),
     ((*GPT, "data.path=x"), "data.path=x: say which kind of source it is, data=text (or jsonl, csv) data.path=x"),
     (("model=gpt", "task=classification", "data.path=x"), "data.path=x: say which kind of source it is"),
     ((*GPT, "data=csv", "data.reader.delimiter=ab"), "data.reader.delimiter='ab' is not a single character"),

@@ -33,6 +33,14 @@ def test_the_first_of_equal_texts_is_marked(tmp_path, monkeypatch, bucket_mb, at
     assert {file.name for file in tmp_path.iterdir()} == {"first", *(file.name for file in files)}
 
 
+def test_pairs_are_equal_in_both_texts(tmp_path):
+    pairs = [("a", "b"), ("a", "c"), ("b", "a"), ("a", "b"), ("ab", ""), ("a", None)]
+    write(tmp_path / "a", [("train", Document(text, label, second=second))
+                           for label, (text, second) in zip("xxxyxx", pairs, strict=True)])
+    mark([tmp_path / "a"], tmp_path / "first")
+    assert list((tmp_path / "first").read_bytes()) == [1, 1, 1, 0, 1, 1]
+
+
 def test_nothing_to_mark(tmp_path):
     write(tmp_path / "a", [])
     mark([tmp_path / "a"], tmp_path / "first")

@@ -81,7 +81,7 @@ def collate_thrice(examples):
 def mixed_rows(folder):
     documents = [list(range(5, 5 + n % 60)) for n in range(3, 300, 7)]
     stores = {name: write_store(folder / name, {"train": documents}, words=True, n_shards=2) for name in "ab"}
-    return MixedRows(Mixture(stores, {"a": 1, "b": 2}), "train", "fit", 33, 32)
+    return MixedRows(Mixture(stores, {"a": 1, "b": 2}), "fit", 33, 32)
 
 
 @pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("spawn", 1)])

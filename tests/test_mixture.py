@@ -1,6 +1,7 @@
 """Mixtures: shares that are exact in every block, counts against brute force, an order that only the step sets."""
 
 import csv
+import pickle
 from collections import Counter
 from types import SimpleNamespace
 
@@ -11,10 +12,11 @@ import torch
 import lmzoo
 from lmzoo import data
 from lmzoo.data import DataModule
+from lmzoo.data.labelled import Document
 from lmzoo.data.mixture import BLOCK, Mixed, Mixture, Texts, apportion, naming
 from lmzoo.data.packing import JoinedRows
 from lmzoo.errors import UserError
-from small_store import TOKENIZER, write_store
+from small_store import TOKENIZER, Writer, write_store
 
 MIXTURES = [((100, 7), (0.7, 0.3)), ((5000, 1, 30), (1, 1, 1)), ((13,), (2.5,)), ((10, 2000, 40, 500), (8, 1, 0.01, 2))]
 
@@ -111,6 +113,26 @@ def mixture(tmp_path_factory):
                                   text="ab", n_shards=3),
               "wiki": write_store(folder / "wiki", {"train": [[20] * 28] * 9, "val": [[21] * 28] * 2}, text="abc")}
     return Mixture(stores, {"code": 3, "wiki": 1})
+
+
+@pytest.mark.parametrize("kind", ["class", "classes", "tags", "number"])
+def test_labels_are_numbered_over_all_sources(tmp_path, kind):
+    """Here x, y and x, z are those of the sources."""
+    stores, tokenizer = {}, TOKENIZER
+    for name, other in (("one", "z"), ("two", "y")):
+        writer = Writer(tmp_path / name, tokenizer, kind=kind)
+        label = {"class": other, "classes": ("x", other), "tags": ("x", other), "number": 2.0}[kind]
+        document = Document("a b", label, words=("a", "b"))
+        writer.add_documents("train", tokenizer.encode_firsts([("a", "b")]), [document])
+        stores[name] = writer.finish()
+    own = Mixture(stores, {"one": 1, "two": 1})
+    rows = pickle.loads(pickle.dumps(JoinedRows(own.sets("train"), "single", 16, None)))
+    assert own.kind == kind
+    found = [rows[number]["tags"].tolist() if kind == "tags" else rows[number]["label"] for number in range(2)]
+    x, y, z = range(3) if kind != "class" else (None, 0, 1)
+    assert own.labels == {"class": ["y", "z"], "number": None}.get(kind, ["x", "y", "z"])
+    assert found == {"class": [z, y], "classes": [[x, z], [x, y]], "number": [2.0, 2.0],
+                     "tags": [[-100, x, -100, z, -100], [-100, x, -100, y, -100]]}[kind]
 
 
 def test_a_mixture_is_its_stores_together(mixture):
@@ -247,7 +269,7 @@ def test_a_tokenizer_is_trained_in_the_proportion_of_the_weights(files, megabyte
     sources = {name: node(files, name, weight) for name, weight in weights.items()}
     for source in sources.values():
         source["val_path"] = None
-    texts = list(Texts({"sources": sources}).sample(megabytes))
+    texts = list(Texts({"data": {"sources": sources}}).sample(megabytes))
     counts = Counter(text.split()[0] for text in texts)
     for name, n in zip(("code", "wiki"), expected[1:], strict=True):
         assert abs(counts[name] - n) <= 3 * n**0.5

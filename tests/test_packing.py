@@ -8,9 +8,10 @@ import pytest
 
 from lmzoo.data import fitting
 from lmzoo.data.fitting import Fitted, best_fit, cut
+from lmzoo.data.labelled import Document
 from lmzoo.data.packing import Rows
 from lmzoo.errors import UserError
-from small_store import write_store
+from small_store import TOKENIZER, Writer, write_store
 
 LENGTHS = (3, 2, 5, 1)  # with bos and eos: 5, 4, 7, 3 = 19 tokens
 
@@ -207,3 +208,41 @@ def test_a_folder_that_cannot_be_written_to_is_enough(tmp_path, monkeypatch):
         rows = Fitted(split, 9, 8)
     assert not list(tmp_path.glob("*plan*"))
     assert [rows[i] for i in range(len(rows))] == [Fitted(split, 9, 8)[i] for i in range(len(rows))]
+
+
+def labelled_rows(folder, kind, documents, length):
+    writer = Writer(folder, TOKENIZER, kind=kind)
+    for document, encoded in documents:
+        writer.add_documents("train", encoded, [document])
+    return Rows(writer.finish()["train"], "single", length, None)
+
+
+@pytest.mark.parametrize("length", range(3, 16))
+def test_the_longer_of_two_texts_is_cut_first(tmp_path, length):
+    """Against taking one token after the other from the longer one, of equal ones from the second."""
+    rng = np.random.default_rng(length)
+    pairs = [(0, 0), (0, 9), (9, 0), (4, 4), (5, 4), (4, 5), *rng.integers(0, 12, (40, 2)).tolist()]
+    given = [(Document("?", second="?"), [([100 + i for i in range(a)], None), ([200 + i for i in range(b)], None)])
+             for a, b in pairs]
+    rows, n_cut = labelled_rows(tmp_path, "class", given, length), 0
+    for number, (a, b) in enumerate(pairs):
+        while a + b + 3 > length:
+            a, b, n_cut = (a - 1, b, n_cut + 1) if a > b else (a, b - 1, n_cut + 1)
+        row = rows[number]
+        assert row["tokens"].tolist() == [1, *range(100, 100 + a), 2, *range(200, 200 + b), 2]
+        assert row["second"] == a + 2 and len(row["document_ids"]) == len(row["tokens"])
+    assert rows.n_cut == n_cut
+
+
+def test_rows_with_labels(tmp_path):
+    one = labelled_rows(tmp_path / "a", "classes", [(Document("?", ("x", "y")), [([100], None)])], 8)[0]
+    assert one["label"] == [0, 1] and "second" not in one and "tags" not in one
+    number = labelled_rows(tmp_path / "b", "number", [(Document("?", 2.5), [([100], None)])], 8)[0]
+    assert number["label"] == 2.5
+    tagged = Document("a b c", ("X", "Y", "X"), words=("a", "b", "c"))
+    rows = labelled_rows(tmp_path / "c", "tags", [(tagged, [([100, 101, 102, 103], [0, -1, 1, 2])])] * 2, 5)
+    for number in range(2):
+        assert rows[number]["tokens"].tolist() == [1, 100, 101, 102, 2] and "label" not in rows[number]
+        assert rows[number]["tags"].tolist() == [-100, 0, -100, 1, -100] and rows[number]["tags"].dtype == np.int64
+    with pytest.raises(UserError, match="data.row_length=2 is too short for a document with a label"):
+        labelled_rows(tmp_path / "d", "class", [(Document("?", "x"), [([100], None)])], 2)

@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
+from lmzoo.data.labelled import Document
 from lmzoo.data.shardfile import HEADER_SIZE, read_header, width_for
 from lmzoo.data.shards import Store, write_meta
 from lmzoo.errors import UserError
@@ -149,7 +150,7 @@ def test_files_that_are_no_shards_of_this_store_are_refused(tmp_path):
     for content, message in (
         (b"PK" + whole[2:], "is not a shard of lmzoo"), (whole[:40], "is not a shard"), (b"", "is not a shard"),
         (whole[:-1], "another size"), (whole + b"\0", "another size"),
-        (whole[:8] + b"\x09" + whole[9:], "has version 9, this lmzoo reads version 2"),
+        (whole[:8] + b"\x09" + whole[9:], "has version 9, this lmzoo reads version 3"),
         ((tmp_path / "b" / "train-00000.shard").read_bytes(), "was made with another tokenizer"),
         ((tmp_path / "a" / "val-00000.shard").read_bytes(), "is not the shard that meta.json"),
     ):
@@ -201,3 +202,82 @@ def test_pickle_carries_paths_not_tokens(tmp_path):
 def test_meta_is_written_whole(tmp_path):
     write_meta(tmp_path / "meta.json", {"a": 1})
     assert [file.name for file in tmp_path.iterdir()] == ["meta.json"]
+
+
+CLOSED = TOKENIZER.eos
+LABELLED = {  # kind: (documents, how their texts are encoded, what each document's label, second and row of tags are)
+    "class": ([Document("a", "x"), Document("b", "y", second="cd"), Document("a")],
+              [(1, 0, None), (2, 3, None), (None, 0, None)], ["x", "y"]),
+    "classes": ([Document("a", ("z", "x")), Document("b", ()), Document("c", ("y",)), Document("d")],
+                [([1, 3], 0, None), ([], 0, None), ([2], 0, None), (None, 0, None)], ["x", "y", "z"]),
+    "number": ([Document("a", 0.1), Document("ab", -3, second="c"), Document("c")],
+               [(0.1, 0, None), (-3.0, 4, None), (None, 0, None)], []),
+    "text": ([Document("ab", second="c"), Document("", second="d"), Document("e")],
+             [(None, 4, None), (None, 2, None), (None, 0, None)], []),
+    "tags": ([Document("ab c", ("B", "O"), words=("ab", "c")), Document("d", ("A",), words=("d",))],
+             [(None, 0, [-100, 2, -100, -100, 3, -100]), (None, 0, [-100, 1, -100])], ["A", "B", "O"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n_cuts", [0, 1, 9])
+@pytest.mark.parametrize("kind", LABELLED)
+def test_labels_come_back(tmp_path, kind, n_cuts):
+    """Numbered among labels of which the first does not occur here."""
+    documents, expected, names = LABELLED[kind]
+    writer = Writer(tmp_path, TOKENIZER, kind=kind)
+    for number, document in enumerate(documents):
+        texts = list(document.texts)
+        encoded = TOKENIZER.encode_firsts([document.words]) if kind == "tags" else TOKENIZER.encode_words(texts)
+        writer.add_documents("train", encoded, [document])
+        if number < n_cuts:
+            writer.cut()
+    store = writer.finish(["?", *names] if names else None)
+    split = pickle.loads(pickle.dumps(store["train"]))
+    store.verify()
+    assert store.kind == split.kind == kind and split.labels == names
+    assert split.n_unlabelled == [label is None and (kind != "text" or not second) and kind != "tags"
+                                  for label, second, _ in expected].count(True)
+    for number, (label, second, tags) in enumerate(expected):
+        assert split.label(number) == label and type(split.label(number)) is type(label)
+        assert split.second(number) == second
+        begin, end = split.span(number)
+        text = [*TOKENIZER.encode(documents[number].text), CLOSED]
+        if second:
+            assert split.read(begin + second, end).tolist() == [*TOKENIZER.encode(documents[number].second), CLOSED]
+            end = begin + second
+        assert split.read(begin, end).tolist() == [TOKENIZER.bos, *text]
+        if tags:
+            assert split.tags(begin, end).tolist() == tags and split.tags(begin + 1, end).tolist() == tags[1:]
+    assert split.n_bytes == sum(document.n_bytes for document in documents)
+
+
+def test_other_labels_give_other_numbers(tmp_path):
+    writer = Writer(tmp_path, TOKENIZER, kind="classes")
+    writer.add_documents("train", TOKENIZER.encode_words(["a"]), [Document("a", ("x", "y"))])
+    writer.finish()
+    wider = Store(tmp_path, ["w", "y", "x"])
+    for store in (wider, pickle.loads(pickle.dumps(wider))):
+        assert store.labels == ["w", "y", "x"] and store["train"].label(0) == [1, 2]
+    assert pickle.loads(pickle.dumps(wider["train"])).label(0) == [1, 2]
+
+
+def test_a_store_without_labels_has_no_room_for_them(tmp_path):
+    sizes = {}
+    for kind in (None, "class", "number", "tags"):
+        writer = Writer(tmp_path / str(kind), TOKENIZER, kind=kind)
+        document = Document("ab", None if kind != "tags" else ("O",), words=("ab",))
+        encoded = TOKENIZER.encode_firsts([("ab",)])
+        writer.add_documents("train", encoded, [document])
+        writer.finish()
+        sizes[kind] = (tmp_path / str(kind) / "train-00000.shard").stat().st_size
+    assert sizes == {None: HEADER_SIZE + 8 + 8 + 8 + 4, "class": sizes[None] + 4, "number": sizes[None] + 12,
+                     "tags": sizes[None] + 2 * 4}
+
+
+def test_too_many_tags(tmp_path):
+    n = (1 << 15) + 1
+    words = tuple("a" * n)
+    writer = Writer(tmp_path, TOKENIZER, kind="tags")
+    with pytest.raises(UserError, match="more than 32,768 tags: is data.tags_column the column of the tags?"):
+        writer.add_documents("train", TOKENIZER.encode_firsts([words]),
+                             [Document("a", tuple(map(str, range(n))), words=words)])

@@ -148,6 +148,39 @@ def test_words_begin_where_words_begin(trained, kind):
     assert sum(starts) == len(["The", "lazy", "dog", ",", "我", "天", "步", "it"]) and starts[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_word_s_first_piece_is_found(trained, kind):
+    """Words are read as a text with blanks between them; what stands before the next first piece is the word itself."""
+    words = ["The", "quick,", "brown", "Neu York", "我爱", "x", "😀", ".", "lazy</s>dog", "it's"]
+    own, text = trained[kind], " ".join(words)
+    (ids, firsts), (_, alone) = own.encode_firsts([words, ["dog"]])
+    assert ids == own.encode(text) and len(firsts) == len(ids)
+    assert [number for number in firsts if number >= 0] == [*range(len(words))]
+    assert [number for number in alone if number >= 0] == [0]
+    places = [i for i, number in enumerate(firsts) if number >= 0]
+    for word, begin, end in zip(words, places, [*places[1:], None], strict=True):
+        found = own.decode(ids[begin:end], skip_special=False)
+        if kind == "wordpiece":
+            found, word = found.replace(" ", ""), word.lower().replace(" ", "")
+            found = word if "[UNK]" in found else found.removeprefix("##")
+        assert found.strip() == word
+
+
+def test_the_blank_before_a_word_is_read_as_in_a_text(trained):
+    """Byte-level BPE has pieces that begin with a blank; of characters the blank is a piece by itself, with no word."""
+    bpe, characters = trained["bpe"], trained["char"]
+    (ids, firsts), = bpe.encode_firsts([["the", "lazy", "dog"]])
+    assert [bpe.decode([id])[0] for id, number in zip(ids, firsts, strict=True) if number > 0] == [" ", " "]
+    assert list(characters.encode_firsts([["ab", "c"]]))[0][1] == [0, -1, -1, 1]
+
+
+def test_words_without_a_piece_have_none():
+    own = train_wordpiece(["the dog sees"] * 9, 60)
+    (ids, firsts), (nothing, none) = own.encode_firsts([["the", "\u200d\x01", "dog", ""], []])
+    assert ids == own.encode("the dog") and nothing == none == []
+    assert [number for number in firsts if number >= 0] == [0, 2]
+
+
 def test_size_is_at_most_what_was_asked(trained):
     assert all(len(own) <= 520 for own in trained.values())
     korean = ["".join(chr(0xAC00 + (i * 37 + j) % 900) for j in range(6)) for i in range(900)]

@@ -1,13 +1,14 @@
 """From files to training rows: a token stream that is a pure function of (corpus, tokenizer, settings, seed, step).
 
     corpus, tables, pydoc   readers: a path becomes a stream of documents, in constant memory
+    labelled         a document and its label, and which columns of a row they come from
     opening          files and their text, decompressed and decoded
     sources          what is read, in which parts, and the split of each document
     preparation      documents become a token store, once, on disk, under a name that is a hash of all that went in
     bar              how far that is
     workers          processes that tokenise parts of a source
     duplicates       which documents repeat an earlier text
-    shards           the store: memory-mapped tokens, document borders, byte counts, labels
+    shards           the store: memory-mapped tokens, document borders, byte counts, labels of any kind
     shardfile        one file of it
     cache            where all that lies; its locks
     packing          what a row of the store is
@@ -20,7 +21,7 @@
 
 from importlib import import_module
 
-_HOMES = {"Document": "corpus", "DataModule": "datamodule", "Loader": "loader", "Store": "shards",
+_HOMES = {"Document": "labelled", "DataModule": "datamodule", "Loader": "loader", "Store": "shards",
           "documents": "preparation", "prepare": "mixture",
           "prepare_tokenizer": "mixture", "store_name": "mixture"}
 __all__ = ["DataModule", "Document", "Loader", "Store", "documents", "prepare", "prepare_tokenizer",

@@ -15,28 +15,16 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal
 
 from ..errors import UserError, few
+from .labelled import Columns, Document
 from .opening import COMPRESSED, Piece, blocks, files, line_number, lines, opened, stat
 
 PIECE_MB = 16  # of an uncompressed file that are read at one go
 LINE = re.compile(".*\n|.+")
 LINES = re.compile(rf"(?:[^\S\n]*\S.*\n)+|{LINE.pattern}")  # as many as follow each other without a blank one
 LONGEST = 500_000  # characters: a longer text comes in parts of about that length
-
-
-class Document(NamedTuple):
-    """A text, the name of its class if it has one, and the split it belongs to if its source fixes that.
-
-    With `more` the text goes on in the next item: a very long one comes in parts, which are cut before white space that
-    follows something else (where byte-level tokens end as well), or between any two characters where there is none.
-    """
-
-    text: str
-    label: str | None = None
-    split: str | None = None  # "train", "val" or "test"
-    more: bool = False
 
 
 class Reader:
@@ -46,7 +34,7 @@ class Reader:
         return chain.from_iterable(map(self.read, self.pieces(path)))
 
 
-# --- text: long ones in parts, names of classes
+# --- text: long ones in parts
 
 def _cuts(text: str, length: int) -> Iterator[int]:
     """Where the parts of the first `length` characters end, but for the last: before white space, if there is any."""
@@ -59,7 +47,10 @@ def _cuts(text: str, length: int) -> Iterator[int]:
 
 
 def in_parts(document: Document) -> Iterator[Document]:
-    """A document that is in memory, in parts if it is longer than `LONGEST`."""
+    """A document that is in memory, in parts if it is longer than `LONGEST`, which none of two texts or of words is."""
+    if (document.second is not None or document.words) and (n := sum(map(len, document.texts))) > LONGEST:
+        raise ValueError(f"its {'words' if document.words else 'two texts'} hold {n:,} characters, more than the "
+                         f"{LONGEST:,} that are read at once: shorten them, or leave the row out")
     begin = 0
     for end in _cuts(document.text, len(document.text)):
         yield document._replace(text=document.text[begin:end], more=True)
@@ -90,33 +81,6 @@ def stripped(fragments: Iterable[str], file: str) -> Iterator[Document]:
             held, n = [text[begin:]], len(text) - begin
     if held:
         yield Document("".join(held).rstrip())
-
-
-def class_name(value, asked_for: bool = True) -> str | None:
-    """The name of a class: a text, or a number or truth value as JSON writes it; None for null and "".
-
-    Any other value is refused if the user has `asked_for` its column, else it is no label either.
-    """
-    if value is None or value == "":
-        return None
-    try:
-        if isinstance(value, str):
-            return _storable(value, "label")
-        if isinstance(value, bool | int | float) and value == value:
-            return json.dumps(value)
-        raise ValueError(f"the label {value!r:.50} is not a text, a number, true or false")
-    except ValueError:
-        if asked_for:
-            raise
-        return None
-
-
-def _storable(text: str, what: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"the {what} holds half of a surrogate pair, which no file can store") from None
-    return text
 
 
 # --- readers
@@ -185,16 +149,17 @@ class Text(TextFiles):
 
 
 @dataclass(frozen=True)
-class Jsonl(TextFiles):
+class Jsonl(Columns, TextFiles):
     """JSON lines: one object a line, which needs its own memory; blank lines are passed over.
 
-    `field` holds the text ("text" if not given; "a.b" looks into nested objects). `label_column` holds the class; if it
-    is not given and the objects have "label", that is it, where it can be a class; null or "" is no label. An empty
-    text is a document; an escaped NUL is a character.
+    `field` holds the text ("text" if not given), `label_column` the label, and so on as in `Columns`; "a.b" looks into
+    nested objects. null or "" is no label. An empty text is a document (but for a task that wants labels); an escaped
+    NUL is a character.
     """
 
     field: str | None = None
     label_column: str | None = None
+    text_word = "field"
 
     def documents(self, stream: BinaryIO, piece: Piece) -> Iterator[Document]:
         for offset, line in lines(stream, piece):
@@ -203,10 +168,9 @@ class Jsonl(TextFiles):
             if not line.strip():
                 continue
             try:
-                document = self._document(line)
+                yield from in_parts(self._document(line))
             except (ValueError, RecursionError) as error:
                 raise UserError(f"{piece.file} line {line_number(piece, offset)}: {error}") from error
-            yield from in_parts(document)
 
     def _document(self, line: str) -> Document:
         try:
@@ -215,12 +179,10 @@ class Jsonl(TextFiles):
             raise ValueError(f"not JSON: {error}") from error
         if not isinstance(record, dict):
             raise ValueError(f"not a JSON object but a {type(record).__name__}")
-        name = self.field or "text"
-        text = _field(record, name, "data.field")
-        if not isinstance(text, str):
-            raise ValueError(f"data.field={name} is not text but {type(text).__name__}")
-        label = _field(record, self.label_column, "data.label_column") if self.label_column else record.get("label")
-        return Document(_storable(text, "text"), class_name(label, bool(self.label_column)))
+        row = {word: _field(record, name, word) for word, name in self.columns.items()}
+        if not self.asked:
+            row["label_column"] = record.get("label")
+        return self.document(row)
 
 
 def _field(record: dict, name: str, word: str):
@@ -228,28 +190,18 @@ def _field(record: dict, name: str, word: str):
     value = record
     for key in [name] if name in record else name.split("."):
         if not isinstance(value, dict) or key not in value:
-            names = few(value) if isinstance(value, dict) else "none"
-            raise ValueError(f"no field {word}={name}; the fields are {names}")
+            found = few(value) if isinstance(value, dict) else "none"
+            raise ValueError(f"no field data.{word}={name}; the fields are {found}")
         value = value[key]
     return value
 
 
-def columns(file: str, found: list[str], text: str | None, label: str | None) -> tuple[str, str | None]:
-    """The columns of the text and of the label, by default "text" and, if there is one, "label"."""
-    text, label = text or "text", label or ("label" if "label" in found else None)
-    for word, name in (("text_column", text), ("label_column", label)):
-        if name is not None and found.count(name) != 1:
-            several = "more than one" if name in found else "no"
-            raise UserError(f"{file} has {several} column data.{word}={name}; the columns are {few(found)}")
-    return text, label
-
-
 @dataclass(frozen=True)
-class Csv(TextFiles):
+class Csv(Columns, TextFiles):
     """CSV whose first line names the columns; a file that ends in .tsv is split at tabs. A row needs its own memory.
 
-    `text_column` is "text" if not given; without `label_column` a column "label" is taken if there is one. An empty
-    cell is a document of no text, or no label. Blank lines are passed over.
+    The columns are those of `Columns`. An empty cell is no label (or no class of several), or a document of no text,
+    but for a task that wants labels. Blank lines are passed over.
     """
 
     text_column: str | None = None
@@ -268,12 +220,14 @@ class Csv(TextFiles):
         _, names = next(rows, (1, []))
         if not names:
             return
-        text, label = map(lambda name: name and names.index(name),
-                          columns(piece.file, names, self.text_column, self.label_column))
+        places = {word: names.index(name) for word, name in self.among(piece.file, names).items()}
         for number, row in rows:
             if len(row) != len(names):
                 raise UserError(f"{piece.file} line {number}: {len(row)} cells, but there are {len(names)} columns")
-            yield from in_parts(Document(row[text], None if label is None else class_name(row[label])))
+            try:
+                yield from in_parts(self.document({word: row[place] for word, place in places.items()}))
+            except ValueError as error:
+                raise UserError(f"{piece.file} line {number}: {error}") from error
 
     def _rows(self, stream: BinaryIO, piece: Piece) -> Iterator[tuple[int, list[str]]]:
         """(number of its first line, row)"""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import UserError
 from .cache import replacing
-from .corpus import Document
+from .labelled import Document
 from .shardfile import AGAIN
 
 DIGEST = np.dtype([("high", "<u8"), ("low", "<u8")])
@@ -25,10 +25,10 @@ AT_A_TIME = 1 << 18
 
 
 def digests(documents: Iterable[tuple[str, Document]]) -> Iterator[bytes]:
-    """16 bytes for each document: a hash of its text, over all its parts."""
+    """16 bytes for each document: a hash of its text, over all its parts, or of both its texts."""
     digest = hashlib.blake2b(digest_size=DIGEST.itemsize)
     for _, document in documents:
-        digest.update(document.text.encode())
+        digest.update(document.content.encode())
         if not document.more:
             yield digest.digest()
             digest = hashlib.blake2b(digest_size=DIGEST.itemsize)
@@ -105,5 +105,5 @@ def without(documents: Iterable[tuple[str, Document]], first: np.ndarray | None,
             yield name, document
         else:
             left_out["documents"] += not document.more
-            left_out["bytes"] += len(document.text.encode())
+            left_out["bytes"] += document.n_bytes
         number += not document.more

@@ -65,12 +65,12 @@ def _name(stores: Mapping[str, str], weights: Mapping[str, float]) -> str:
 
 def prepare_tokenizer(config: Mapping, say: Callable[[str], object] | None = None) -> Tokenizer:
     """The tokenizer of a run, as `preparation.prepare_tokenizer`; for a mixture one, of all its sources."""
-    return preparation.prepare_tokenizer(config, texts(config["data"]), say)
+    return preparation.prepare_tokenizer(config, texts(config), say)
 
 
-def texts(data: Mapping) -> "Source | Texts":
+def texts(config: Mapping) -> "Source | Texts":
     """Where the texts of a run come from, for its tokenizer."""
-    return Texts(data) if nodes(data) else Source(data)
+    return Texts(config) if nodes(config["data"]) else preparation.source_of(config)
 
 
 @contextmanager
@@ -86,12 +86,13 @@ def naming(source: str) -> Iterator[None]:
 class Texts:
     """What a tokenizer is trained on: training texts of all sources, in the proportion of their weights."""
 
-    def __init__(self, data: Mapping):
-        self.sources, total = {}, math.fsum(node["weight"] for node in nodes(data).values())
-        self.shares = {name: node["weight"] / total for name, node in nodes(data).items()}
-        for name, node in nodes(data).items():
+    def __init__(self, config: Mapping):
+        of_data = nodes(config["data"])
+        self.sources, total = {}, math.fsum(node["weight"] for node in of_data.values())
+        self.shares = {name: node["weight"] / total for name, node in of_data.items()}
+        for name, node in of_data.items():
             with naming(name):
-                self.sources[name] = Source(node)
+                self.sources[name] = preparation.source_of({"data": node, "task": config.get("task")})
 
     def identity(self) -> dict:
         """What the texts depend on, as plain types."""
@@ -120,6 +121,10 @@ class Mixture:
     xz_bits_per_byte = None
 
     def __init__(self, stores: Mapping[str, Store], weights: Mapping[str, float]):
+        labels = [store.labels for store in stores.values()]
+        if any(own != labels[0] for own in labels):
+            union = sorted({name for own in labels for name in own or ()})
+            stores = {name: Store(store.folder, union) for name, store in stores.items()}
         self.stores, self.weights = dict(stores), dict(weights)
 
     @property
@@ -128,9 +133,13 @@ class Mixture:
 
     @property
     def labels(self) -> list[str] | None:
-        """The classes, if they are the same in all sources."""
-        first, *others = (store.labels for store in self.stores.values())
-        return first if all(labels == first for labels in others) else None
+        """The names of all classes, by which those of each source are numbered."""
+        return next(store.labels for store in self.stores.values())
+
+    @property
+    def kind(self) -> str | None:
+        """Of which kind labels are."""
+        return next(store.kind for store in self.stores.values())
 
     @property
     def splits(self) -> list[str]:

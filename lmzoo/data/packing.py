@@ -5,6 +5,8 @@
     isolate      the same rows; attention stays within the documents (0 0 0 0 0 1 1 ...)
     fit          [b d d d d d e][b a a a e] [b c c e]      whole documents, as many as fit; attention as in isolate
     single       [b a a a e] [b c c e] [b d d d d d e]     padded by the collator; longer documents are cut
+
+Of two texts, [b a a a e a a e], the longer one is cut first, and each keeps its eos.
 """
 
 from bisect import bisect_right
@@ -31,6 +33,8 @@ class Rows:
         if stride is None and packing != "single":
             raise UserError(f"data.packing={packing} joins documents, but this task reads one document a row: "
                             "set data.packing=single")
+        if split.kind and length < 3:
+            raise UserError(f"data.row_length={length} is too short for a document with a label: give 3 or more")
         self.split, self.packing, self.length, self.stride = split, packing, length, stride
         self.ahead = length - stride if stride else 0  # tokens at a row's end that are read as targets only
         self.fitted = Fitted(split, length, stride) if packing == "fit" else None
@@ -76,14 +80,21 @@ class Rows:
         return len(self) * (self.length - self.ahead) - self.n_inputs
 
     def __getitem__(self, row: int) -> dict:
-        """`tokens` int64 (n,), `document_ids` int32 (n,) from 0; if the store has them, `label` and `word_starts`."""
-        split = self.split
+        """`tokens` int64 (n,), `document_ids` int32 (n,) from 0; if the store has them, `word_starts`, and of a single
+        document `label`, `tags` int64 (n,) and `second`, how many tokens come before its second text."""
+        split, second = self.split, 0
         if self.fitted:
             spans = self.fitted[row]
         elif self.packing == "single":
             begin, end = split.span(row)
-            if self.stride is None and end - begin > self.length:
-                spans = [(begin, begin + self.length - 1), (end - 1, end)]
+            second = split.second(row)
+            if second:
+                halves = self._halves(second, end - begin)
+                spans = [*cut_before_end(begin, begin + second, halves[0]),
+                         *cut_before_end(begin + second, end, halves[1])]
+                second = halves[0]
+            elif self.stride is None and end - begin > self.length:
+                spans = cut_before_end(begin, end, self.length)
             else:
                 spans = [(begin, min(end, begin + self.length))]
         else:
@@ -94,6 +105,10 @@ class Rows:
             example["document_ids"] = np.zeros(len(example["tokens"]), np.int32)
             if (label := split.label(row)) is not None:
                 example["label"] = label
+            if second:
+                example["second"] = second
+            if split.kind == "tags":
+                example["tags"] = _joined(split.tags, spans)
         elif self.fitted:
             lengths = [end - begin for begin, end in spans]
             example["document_ids"] = np.repeat(np.arange(len(spans), dtype=np.int32), lengths)
@@ -103,6 +118,12 @@ class Rows:
         if split.has_words:
             example["word_starts"] = _joined(split.word_starts, spans)
         return example
+
+    def _halves(self, second: int, n: int) -> tuple[int, int]:
+        """How many tokens of each of two texts of `second` and of n tokens together a row holds: as many of both (not
+        counting bos), unless one is shorter."""
+        first = 1 + min(second - 1, max(self.length - 1 - (n - second), self.length // 2))
+        return first, min(n - second, self.length - first)
 
 
 class JoinedRows:
@@ -136,6 +157,11 @@ class JoinedRows:
     @property
     def n_padding(self) -> int:
         return sum(rows.n_padding for rows in self._rows)
+
+
+def cut_before_end(begin: int, end: int, length: int) -> list[tuple[int, int]]:
+    """The spans of `length` tokens of begin..end, of which the last is kept."""
+    return [(begin, begin + length - 1), (end - 1, end)] if end - begin > length else [(begin, end)]
 
 
 def _joined(read, spans) -> np.ndarray:

@@ -27,8 +27,8 @@ from ..errors import UserError
 from . import duplicates
 from .bar import Progress
 from .cache import cache_dir, key, locked
-from .corpus import Document
 from .duplicates import without
+from .labelled import Document, names_in
 from .shardfile import AGAIN
 from .shards import SPLITS, Store, open_shard, read_meta, write_meta
 from .sources import FORMAT, Source, plain
@@ -61,7 +61,7 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
     node, data = config["tokenizer"], config["data"]
     if node.get("path"):
         return tokenizers.prepare(node, ())
-    source = source or Source(data)
+    source = source or source_of(config)
     kept = cache_dir(data) / "tokenizers" / f"{key(source.identity(), plain(node))}.json"
     if _fault(kept, read_meta) is not None:
         with locked(kept):
@@ -78,7 +78,12 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
 
 def store_name(config: Mapping, tokenizer: tokenizers.Tokenizer) -> str:
     """The name of the store that a run of `config` trains on: a hash of all that goes in."""
-    return key(Source(config["data"]).identity(), *_settings(config, tokenizer))
+    return key(source_of(config).identity(), *_settings(config, tokenizer))
+
+
+def source_of(config: Mapping) -> Source:
+    """The source of a run (`config` is the whole), with labels of the kind that its task wants."""
+    return Source(config["data"], (config.get("task") or {}).get("labels"))
 
 
 def _settings(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
@@ -94,10 +99,10 @@ def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None 
 
     Call it before any process group exists. `split` puts every document of `data.path` into one split (evaluation);
     `labels` fixes the classes and their numbers (those of a trained classifier). Where words begin is kept if the task
-    says `whole_word`.
+    says `whole_word`, and labels are of the kind that it calls `labels`.
     """
     data, settings = config["data"], _settings(config, tokenizer, split, labels)
-    source, (*_, words, unique) = Source(data), settings
+    source, (*_, words, unique) = source_of(config), settings
     folder = cache_dir(data) / "stores" / key(source.identity(), *settings)
     if _fault(folder / "meta.json", _verify) is not None:
         partial = folder.with_name(f"{key(FORMAT, source.config, *settings)}.partial")
@@ -110,6 +115,9 @@ def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None 
                 if (left_out := Store(folder).left_out)["documents"]:
                     log.warning("%s: left out %s documents (%s bytes) whose text had come before in it",
                                 source.title, f"{left_out['documents']:,}", f"{left_out['bytes']:,}")
+                if n := sum(Store(folder)[name].n_untagged for name in Store(folder).splits):
+                    log.warning("%s: the tokenizer leaves %s words without a token, so their tags are neither learnt "
+                                "nor measured", source.title, f"{n:,}")
     store = Store(folder)
     store.require(tokenizer)
     return store
@@ -144,9 +152,10 @@ class Preparation:
                  labels: list[str] | None, words: bool):
         self.folder, self.source, self.tokenizer, self.split, self.labels = folder, source, tokenizer, split, labels
         self.parts, self.held_out = source.parts(), source.held_out(split)
+        self.kind = source.config["kind"]
         data = source.config | {"cache_dir": str(source.cache)}
         self.setting = {"data": data, "tokenizer": [tokenizer.json, tokenizer.special], "folder": str(folder),
-                        "split": split, "labels": labels, "words": words, "held_out": self.held_out}
+                        "split": split, "kind": self.kind, "labels": labels, "words": words, "held_out": self.held_out}
 
     def run(self, processes: int | None, unique: bool) -> None:
         """Do what is not done yet in so many processes (None: as many as this one may use CPUs), with `unique` leaving
@@ -231,9 +240,10 @@ class Preparation:
             raise UserError(f"{path}: its text is all held out for validation, none is left to train on ({n} "
                             f"document{'s' * (n != 1)}; equal ones go the same way): set data.val_path, or "
                             "data.val_fraction=0, or a finer data.reader.split")
-        labels = {label for shards in splits.values() for shard in shards for label in shard["labels"]}
+        labels = {name for shards in splits.values() for shard in shards for label in shard["labels"]
+                  for name in names_in(label, self.kind)}
         left_out = sum((Counter(record["left_out"]) for record in records), Counter())
-        return {"tokenizer": self.tokenizer.hash, "words": self.setting["words"],
+        return {"tokenizer": self.tokenizer.hash, "words": self.setting["words"], "kind": self.kind,
                 "labels": self.labels or sorted(labels),
                 "xz_bits_per_byte": self._xz_bits_per_byte(splits, first), "megabytes_per_second": speed,
                 "left_out": {"documents": left_out["documents"], "bytes": left_out["bytes"]}, "splits": splits}
@@ -242,12 +252,12 @@ class Preparation:
         """What `xz` makes of the validation text once it has seen the training text: a yardstick for bits per byte.
 
         8 x (bytes of xz(train + validation) - bytes of xz(train)) / bytes of validation; each document is ended by one
-        NUL as the model's is by eos. None for a corpus above `XZ_MB`, or without one of the two splits.
+        NUL as the model's is by eos. None for a corpus above `XZ_MB`, without one of the two splits or with labels.
         """
         shards = [shard for shards in splits.values() for shard in shards]
         size = sum(shard["bytes"] + shard["documents"] for shard in shards)
         n_val = sum(shard["bytes"] for name, shards in splits.items() if name.startswith("val") for shard in shards)
-        if "train" not in splits or not n_val or size >= XZ_MB * 1e6:
+        if self.kind or "train" not in splits or not n_val or size >= XZ_MB * 1e6:
             return None
         found = self.source.documents(None, self.split, self.held_out)
         texts = {name: bytearray() for name in SPLITS}

@@ -4,11 +4,18 @@
         tokens         uint16 or uint32, documents one after the other as `bos t1 .. tn eos`; then zeros up to 8 bytes
         ends           int64 per document: where it ends among the shard's tokens
         bytes          int64 per document: UTF-8 bytes of its raw text, before any normalisation
-        labels         int32 per document: its class, in the order in which classes first occur here; -1 for none
-        words          uint8 per token, 1 where a word begins (only where it was asked for)
+        numbers        float64 per document: its label, nan for none
+        labels         int32 per document: its class, or its set of them, in the order in which they first occur here;
+                       of other labels 0; -1 for none
+        seconds        int32 per document `bos a eos b eos`: how many tokens come before b; 0 where there is no b
+        tags           int16 per token: that of the word whose first piece it is, numbered as classes are; else -1
+        words          uint8 per token, 1 where a word begins
+
+The last four but labels are there only where the task asked for them.
 """
 
 import hashlib
+import math
 import os
 import struct
 import tempfile
@@ -22,11 +29,21 @@ import numpy as np
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
+from .labelled import SEPARATOR, Document
 
-MAGIC, VERSION = b"lmzoo\0tk", 2
+MAGIC, VERSION = b"lmzoo\0tk", 3
 HEADER = struct.Struct("<8sHBB32sQQ")  # the fields of `Header`; a crc32 of them follows
 HEADER_SIZE = HEADER.size + 4
-WORDS = 1  # the flag of a shard that says where words begin
+SECTIONS = {  # what follows the tokens: type, of what each has a value, and the flag of shards that have it (0: all)
+    "ends": ("<i8", "documents", 0), "bytes": ("<i8", "documents", 0), "numbers": ("<f8", "documents", 4),
+    "labels": ("<i4", "documents", 0), "seconds": ("<i4", "documents", 2), "tags": ("<i2", "tokens", 8),
+    "words": ("u1", "tokens", 1),
+}  # fmt: skip
+OF_KIND = {  # the sections that documents with a kind of label have
+    None: (), "class": ("seconds",), "classes": ("seconds",), "number": ("seconds", "numbers"), "tags": ("tags",),
+    "text": ("seconds",),
+}  # fmt: skip
+MOST_TAGS = 1 << 15
 AGAIN = "delete the folder, it is prepared again"
 
 
@@ -53,9 +70,10 @@ class Header(NamedTuple):
     def sections(self) -> dict[str, tuple[np.dtype, int]]:
         """The type and number of the values of each section, in the order of the file."""
         padding = -self.n_tokens * self.width % 8
-        kinds = {"tokens": (f"<u{self.width}", self.n_tokens), "padding": ("u1", padding),
-                 "ends": ("<i8", self.n_documents), "bytes": ("<i8", self.n_documents),
-                 "labels": ("<i4", self.n_documents), "words": ("u1", self.n_tokens * (self.flags & WORDS))}
+        kinds = {"tokens": (f"<u{self.width}", self.n_tokens), "padding": ("u1", padding)}
+        counts = {"tokens": self.n_tokens, "documents": self.n_documents}
+        kinds |= {name: (dtype, 0 if flag and not self.flags & flag else counts[of])
+                  for name, (dtype, of, flag) in SECTIONS.items()}
         return {kind: (np.dtype(dtype), count) for kind, (dtype, count) in kinds.items()}
 
 
@@ -96,46 +114,86 @@ def read_header(file: Path) -> Header:
 
 
 class ShardWriter:
-    """Writes one shard, some documents at a time; `close` puts the whole file in its place."""
+    """Writes one shard, some documents at a time; `close` puts the whole file in its place. `words`: say where words
+    begin; `kind`: of label."""
 
-    def __init__(self, file: Path, tokenizer: Tokenizer, words: bool):
-        self.file, self.tokenizer = file, tokenizer
+    def __init__(self, file: Path, tokenizer: Tokenizer, words: bool, kind: str | None = None):
+        self.file, self.tokenizer, self.kind = file, tokenizer, kind
         self.opening, self.closing = ([id for id in (id,) if id is not None] for id in (tokenizer.bos, tokenizer.eos))
-        self.width, self.flags = width_for(len(tokenizer)), WORDS * words
-        self.n_tokens = self.n_documents = self.n_bytes = self.n_unlabelled = 0
+        kept = (*OF_KIND[kind], *(["words"] if words else []))
+        kinds = {name: (dtype, flag) for name, (dtype, _, flag) in SECTIONS.items() if not flag or name in kept}
+        self.width, self.flags = width_for(len(tokenizer)), sum(flag for _, flag in kinds.values())
+        self.n_tokens = self.n_documents = self.n_bytes = self.n_unlabelled = self.n_untagged = 0
         self.labels: dict[str, int] = {}
         self.inside, self.n_bytes_inside = False, 0  # a document that goes on
         self._sha256 = hashlib.sha256()
         self._stream = file.with_name(f"{file.name}.{os.getpid()}").open("wb")
         self._stream.write(bytes(HEADER_SIZE))
-        kinds = {"ends": "<i8", "bytes": "<i8", "labels": "<i4"} | ({"words": "u1"} if words else {})
-        self._later = {kind: (dtype, tempfile.TemporaryFile(dir=file.parent)) for kind, dtype in kinds.items()}
+        self._later = {name: (dtype, tempfile.TemporaryFile(dir=file.parent)) for name, (dtype, _) in kinds.items()}
+        self._outside = {"words": True, "tags": -1}.get(list(kinds)[-1])  # what is kept of bos and eos
 
-    def add(self, encoded: Iterable[tuple[list[int], list[bool] | None]], texts: list[str], labels: list[str | None],
-            more: list[bool]) -> None:
-        """Append texts: ids (without bos and eos) and, where words are kept, whether a word begins at each. A text with
-        `more` is the document's beginning or middle, and the next text given goes on with it."""
-        tokens, words, ends, sizes, classes = array("I"), [], [], [], []
-        for (ids, starts), text, label, goes_on in zip(encoded, texts, labels, more, strict=True):
-            opening, closing = [] if self.inside else self.opening, [] if goes_on else self.closing
-            for some in (opening, ids, closing):
-                tokens.fromlist(some)
-            if self.flags & WORDS:
-                words += [True] * len(opening) + starts + [True] * len(closing)
-            self.inside = goes_on
+    def add(self, encoded: Iterable[tuple[list[int], list | None]], documents: Iterable[Document]) -> None:
+        """Append documents: of each of their texts, in turn, the ids (without bos and eos) and what is kept of each id:
+        whether a word begins there, or the number of the word that has its first piece there, else -1.
+
+        A document with `more` is the beginning or middle of one, with which the next goes on.
+        """
+        tokens, kept, ends, sizes, classes, seconds, numbers = array("I"), [], [], [], [], [], []
+        encoded = iter(encoded)
+        for document in documents:
+            text, label, _, more, other, _ = document
+            ids, of_each = next(encoded)
+            runs = [([] if self.inside else self.opening, None), (ids, of_each), ([] if more else self.closing, None)]
             self.n_bytes_inside += len(text.encode())
-            if not goes_on:
+            second = 0
+            if other is not None:
+                second = sum(len(ids) for ids, _ in runs)
+                runs += [next(encoded), (self.closing, None)]
+                self.n_bytes_inside += len(other.encode())
+            for ids, _ in runs:
+                tokens.fromlist(ids)
+            if self.kind == "tags":
+                runs[1] = ids, self._tags(of_each, document)
+            for ids, of_each in runs if self._outside is not None else ():
+                kept += of_each or [self._outside] * len(ids)
+            self.inside = more
+            if not more:
                 ends.append(self.n_tokens + len(tokens))
                 sizes.append(self.n_bytes_inside)
-                classes.append(-1 if label is None else self.labels.setdefault(label, len(self.labels)))
                 self.n_bytes_inside = 0
+                classes.append(-1 if label is None and self.kind is None else self._class(document))
+                if self.kind:
+                    seconds.append(second)
+                    numbers.append(label if self.kind == "number" and label is not None else math.nan)
         self._write(np.asarray(tokens).astype(f"<u{self.width}").tobytes())
-        for (dtype, stream), values in zip(self._later.values(), (ends, sizes, classes, words), strict=False):
-            stream.write(np.asarray(values, dtype).tobytes())
+        values = {"ends": ends, "bytes": sizes, "labels": classes, "seconds": seconds, "numbers": numbers,
+                  "tags": kept, "words": kept}
+        for name, (dtype, stream) in self._later.items():
+            stream.write(np.asarray(values[name], dtype).tobytes())
         self.n_tokens += len(tokens)
         self.n_documents += len(ends)
         self.n_bytes += sum(sizes)
         self.n_unlabelled += classes.count(-1)
+
+    def _class(self, document: Document) -> int:
+        """The number of its class or set of classes; 0 for any other label, -1 for none."""
+        label = document.second if self.kind == "text" else document.label
+        if label is None:
+            return -1
+        if self.kind in (None, "class"):
+            return self._number(label)
+        return self._number(SEPARATOR.join(sorted(set(label)))) if self.kind == "classes" else 0
+
+    def _number(self, name: str) -> int:
+        return self.labels.setdefault(name, len(self.labels))
+
+    def _tags(self, words: list[int], document: Document) -> list[int]:
+        """The number of each token's tag, -1 for none."""
+        self.n_untagged += len(document.label) - len(words) + words.count(-1)
+        found = [-1 if word < 0 else self._number(document.label[word]) for word in words]
+        if len(self.labels) > MOST_TAGS:
+            raise UserError(f"there are more than {MOST_TAGS:,} tags: is data.tags_column the column of the tags?")
+        return found
 
     def _write(self, content: bytes) -> None:
         self._stream.write(content)
@@ -158,4 +216,5 @@ class ShardWriter:
         self._stream.close()
         os.replace(self._stream.name, self.file)
         return {"file": self.file.name, "tokens": self.n_tokens, "documents": self.n_documents, "bytes": self.n_bytes,
-                "unlabelled": self.n_unlabelled, "labels": list(self.labels), "sha256": self._sha256.hexdigest()}
+                "unlabelled": self.n_unlabelled, "untagged": self.n_untagged, "labels": list(self.labels),
+                "sha256": self._sha256.hexdigest()}

@@ -21,33 +21,38 @@ import numpy as np
 from ..errors import UserError
 from ..tokenizer import Tokenizer
 from .cache import replacing
+from .labelled import names_in
 from .shardfile import AGAIN, HEADER_SIZE, Shard
 
 SPLITS = ("train", "val", "test")
+UNTAGGED = -100  # what losses pass over
 
 
 class Split:
     """One split of a store: its tokens and documents by their place in the stream, over all its shards.
 
     A shard is opened when something of it is first read. `n_tokens`, `n_documents`, `n_bytes` (UTF-8 of the raw text),
-    `n_unlabelled` (documents without a class), `labels` (the names of the classes that occur).
+    `n_unlabelled` (documents without a label), `n_untagged` (words without a token, whose tag is lost), `labels` (the
+    names of the classes or tags that occur); `kind` (of label, see `labelled`).
     """
 
     def __init__(self, folder: Path, name: str, meta: dict):
         self.folder, self.name, self.tokenizer, self.has_words = folder, name, meta["tokenizer"], meta["words"]
+        self.kind, self._names = meta["kind"], meta["labels"]
         self.shards: list[dict] = meta["splits"][name]
-        self._tokens, self._documents, n_bytes, n_unlabelled = (
-            list(accumulate((shard[count] for shard in self.shards), initial=0))
-            for count in ("tokens", "documents", "bytes", "unlabelled"))
+        self._tokens, self._documents = (list(accumulate((shard[count] for shard in self.shards), initial=0))
+                                         for count in ("tokens", "documents"))
         self.n_tokens, self.n_documents = self._tokens[-1], self._documents[-1]
-        self.n_bytes, self.n_unlabelled = n_bytes[-1], n_unlabelled[-1]
-        number = {label: place for place, label in enumerate(meta["labels"])}
-        self._classes = [[number[label] for label in shard["labels"]] for shard in self.shards]
-        self.labels = sorted({label for shard in self.shards for label in shard["labels"]}, key=number.get)
+        self.n_bytes, self.n_unlabelled, self.n_untagged = (sum(shard[count] for shard in self.shards)
+                                                            for count in ("bytes", "unlabelled", "untagged"))
+        number = {label: place for place, label in enumerate(self._names)}
+        self._classes = [[sorted(number[one] for one in names_in(label, self.kind)) for label in shard["labels"]]
+                         for shard in self.shards]
+        self.labels = [self._names[place] for place in sorted({*chain(*chain(*self._classes))})]
         self._opened: list[Shard | None] = [None] * len(self.shards)
 
     def __reduce__(self):  # a worker process maps the files anew instead of copying them
-        return _split, (self.folder, self.name)
+        return _split, (self.folder, self.name, self._names)
 
     def _shard(self, number: int) -> Shard:
         if self._opened[number] is None:
@@ -87,11 +92,30 @@ class Split:
             found.append(inside + (low + self._documents[shard]))
         return np.concatenate(found)
 
-    def label(self, document: int) -> int | None:
-        """The index of a document's class among the store's labels, or None."""
-        shard, place, _ = next(self._places(self._documents, document, document + 1))
-        label = int(self._shard(shard).labels[place])
-        return None if label < 0 else self._classes[shard][label]
+    def tags(self, begin: int, end: int) -> np.ndarray:
+        """The index among the store's labels of the tag of each of the tokens begin..end, int64 (end - begin,);
+        `UNTAGGED` where no word begins."""
+        found = [np.array([*chain(*self._classes[shard]), UNTAGGED])[self._shard(shard).tags[first:last]]
+                 for shard, first, last in self._places(self._tokens, begin, end)]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def label(self, document: int) -> int | list[int] | float | None:
+        """A document's number, or the index of its class (a list: of all its classes) among the store's labels; None
+        where it has none, and where labels are of another kind."""
+        number, place, _ = next(self._places(self._documents, document, document + 1))
+        shard = self._shard(number)
+        if shard.labels[place] < 0 or self.kind in ("tags", "text"):
+            return None
+        if self.kind == "number":
+            return float(shard.numbers[place])
+        classes = self._classes[number][shard.labels[place]]
+        return list(classes) if self.kind == "classes" else classes[0]
+
+    def second(self, document: int) -> int:
+        """How many of a document's tokens come before its second text; 0 if it has none."""
+        number, place, _ = next(self._places(self._documents, document, document + 1))
+        seconds = self._shard(number).seconds
+        return int(seconds[place]) if len(seconds) else 0
 
     def span(self, document: int) -> tuple[int, int]:
         """Where a document begins and ends in the stream, bos and eos included."""
@@ -112,9 +136,9 @@ class Joined:
 
     def __init__(self, splits: Sequence[Split]):
         self.splits = list(splits)
-        self.n_tokens, self.n_documents, self.n_bytes, self.n_unlabelled = (
+        self.n_tokens, self.n_documents, self.n_bytes, self.n_unlabelled, self.n_untagged = (
             sum(getattr(split, count) for split in self.splits)
-            for count in ("n_tokens", "n_documents", "n_bytes", "n_unlabelled"))
+            for count in ("n_tokens", "n_documents", "n_bytes", "n_unlabelled", "n_untagged"))
         self.labels = sorted({label for split in self.splits for label in split.labels})
 
     def read(self, begin: int, end: int) -> np.ndarray:
@@ -143,14 +167,17 @@ class Joined:
 class Store:
     """A prepared corpus: `store["train"]`, `store.splits` (those that exist), `labels`, `xz_bits_per_byte`.
 
-    `left_out` counts the documents and bytes that de-duplication dropped, `megabytes_per_second` says how fast the
-    text was tokenised.
+    `kind` says of which kind labels are (see `labelled`), `left_out` counts the documents and bytes that de-duplication
+    dropped, `megabytes_per_second` says how fast the text was tokenised. Other `labels` that hold all of the store's
+    give the classes other numbers.
     """
 
-    def __init__(self, folder: str | Path):
+    def __init__(self, folder: str | Path, labels: list[str] | None = None):
         self.folder = Path(folder)
         meta = read_meta(self.folder / "meta.json")
+        meta["labels"] = labels or meta["labels"]
         self.labels: list[str] | None = meta["labels"] or None
+        self.kind: str | None = meta["kind"]
         self.xz_bits_per_byte: float | None = meta["xz_bits_per_byte"]
         self.left_out: dict[str, int] = meta["left_out"]
         self.megabytes_per_second: float | None = meta["megabytes_per_second"]
@@ -167,7 +194,7 @@ class Store:
                 if name.partition("/")[0] == split}
 
     def __reduce__(self):
-        return Store, (self.folder,)
+        return Store, (self.folder, self.labels)
 
     @property
     def name(self) -> str:
@@ -191,8 +218,8 @@ class Store:
                 open_shard(self.folder, told, self.tokenizer, verify=bodies)
 
 
-def _split(folder: Path, name: str) -> Split:
-    return Store(folder)._sets[name]
+def _split(folder: Path, name: str, labels: list[str]) -> Split:
+    return Store(folder, labels)._sets[name]
 
 
 def open_shard(folder: Path, told: dict, tokenizer: str, verify: bool = False) -> Shard:

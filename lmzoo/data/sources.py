@@ -6,17 +6,18 @@ import os
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
 from .cache import cache_dir, key, locked, replacing
-from .corpus import Document
+from .labelled import Columns, Document
 from .opening import Piece, files, stat
 from .shards import SPLITS
 
-FORMAT = 3  # of stores and of what the readers yield: raise it when either changes
+FORMAT = 4  # of stores and of what the readers yield: raise it when either changes
 HASHED_MB = 64  # corpora up to this size are recognised by their content, larger ones by their files' sizes and times
 PART_MB, PARTS = (16, 512), 64  # a part is a 64th of the source, but no smaller or larger than this
 PATHS = {"path": "train", "val_path": "val", "test_path": "test"}
@@ -69,15 +70,18 @@ def _given(unit: Unit, document: Document) -> str | None:
 
 
 class Source:
-    """The documents of a `data` node. Raises `UserError` if a path matches nothing."""
+    """The documents of a `data` node, with labels of a `kind` (see `labelled`) where the task wants some. Raises
+    `UserError` if a path matches nothing."""
 
-    def __init__(self, config: Mapping):
+    def __init__(self, config: Mapping, kind: str | None = None):
         from hydra.utils import instantiate
 
-        self.config = {word: plain(config.get(word)) for word in (*PATHS, "reader", "val_fraction")}
+        self.config = {word: plain(config.get(word)) for word in (*PATHS, "reader", "val_fraction")} | {"kind": kind}
         self.paths = dict(_paths(self.config))
         self.cache = cache_dir(config)
         self.reader = instantiate(self.config["reader"])
+        if kind and isinstance(self.reader, Columns):
+            self.reader = replace(self.reader, kind=kind)
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -106,7 +110,7 @@ class Source:
 
     def identity(self) -> dict:
         """What the documents depend on, as plain types."""
-        return {"format": FORMAT, "reader": self.config["reader"], "val_fraction": self.config["val_fraction"],
+        return {"format": FORMAT, **{word: self.config[word] for word in ("reader", "val_fraction", "kind")},
                 **{word: self._fingerprints(word) for word in {**PATHS, **self.paths}}}
 
     def _fingerprints(self, word: str) -> list:
@@ -154,15 +158,16 @@ class Source:
                     with replacing(kept) as stream:
                         stream.writelines(f"{json.dumps(document)}\n".encode() for document in self.reader(None))
         with kept.open(encoding="utf-8") as stream:
-            yield from (Document(*json.loads(line)) for line in stream)
+            for line in stream:  # where a tuple has become a list
+                yield Document(*(tuple(one) if isinstance(one, list) else one for one in json.loads(line)))
 
     def documents(self, units: Iterable[Unit] | None = None, split: str | None = None,
                   held_out: float | None = None) -> Iterator[tuple[str, Document]]:
         """(split, document) in the order of the source: each document in the split it belongs to.
 
         That is the split its source gives it; else that of the path it came from (`path`, `val_path`, `test_path`; of a
-        set that has a name "val/NAME"); and without a `val_path`, a hash of its text (of its first part) below
-        `held_out` sends it to "val".
+        set that has a name "val/NAME"); and without a `val_path`, a hash of its text or texts (of its first part)
+        below `held_out` sends it to "val".
         Some of what a source has as its own "train" may be held out too, if it has nothing as "val".
         With `split`, all documents of `path` are of that split, but for those that their source gives to another.
         """
@@ -189,7 +194,7 @@ class Source:
             raise UserError("the source gives a text the split "
                             f"{document.split!r}: it must be {', '.join(SPLITS)} or none")
         given = document.split if split else _given(unit, document)
-        return given or split or ("val" if held_out and fraction_of(document.text) < held_out else "train")
+        return given or split or ("val" if held_out and fraction_of(document.content) < held_out else "train")
 
     def held_out(self, split: str | None = None) -> float:
         """The hash below which a document is for validation: `val_fraction`, or more if it takes more to have one."""
@@ -204,7 +209,7 @@ class Source:
         for unit, document in ((one, found) for one in self.units if one.word == "path" for found in self.read(one)):
             if not inside:
                 n += 1
-                smallest = min(smallest, fraction_of(document.text))
+                smallest = min(smallest, fraction_of(document.content))
                 if smallest < fraction or _given(unit, document):
                     return fraction
             inside = document.more
@@ -226,10 +231,10 @@ class Source:
         """Training texts, about `megabytes` of them from all over the source: a hash of the text decides which."""
         share = megabytes * 1e6 / max(1, self.n_bytes)
         for split, document in self.documents():
-            if split == "train" and fraction_of(document.text, b"sample") < share:
-                yield document.text
+            if split == "train" and fraction_of(document.content, b"sample") < share:
+                yield from document.texts
 
     def held_out_texts(self) -> Iterator[str]:
         """Validation texts, in the order of the source."""
         units = [unit for unit in self.units if unit.word.startswith("val_path")] or None
-        return (document.text for split, document in self.documents(units) if split.startswith("val"))
+        return (text for split, document in self.documents(units) if split.startswith("val") for text in document.texts)

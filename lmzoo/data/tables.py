@@ -1,7 +1,8 @@
 """Readers of tables: parquet files, folders that `datasets` has saved, and data sets of the Hugging Face Hub.
 
 Rows are read a few hundred at a time (a text needs its own memory), the columns of text and label only. A text that is
-null is refused, an empty one is a document; a label that is null, "" or, among the classes of `datasets`, -1 is none.
+null is refused, an empty one is a document (but for a task that wants labels); a label that is null, "" or, among the
+classes of `datasets`, -1 is none.
 pyarrow and datasets are imported when they are used: they come with `pip install 'lmzoo[data]'`.
 """
 
@@ -16,57 +17,70 @@ from urllib.request import Request, urlopen
 
 from ..errors import UserError
 from . import corpus
-from .corpus import Document, Reader, class_name, columns, in_parts
+from .corpus import Reader, in_parts
+from .labelled import Columns, Document
 from .opening import CHUNK, Piece, files, imported
 
 ROWS = 256  # that are in memory at a time
+OF_LABELS = ("label_column", "tags_column")
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Table(Reader):
-    """What readers of tables share: `text_column` is "text" if not given, `label_column` "label" if there is one."""
+class Table(Columns, Reader):
+    """What readers of tables share: the columns are those of `Columns`."""
 
     text_column: str | None = None
     label_column: str | None = None
 
-    def columns(self, file: str | Path, schema) -> tuple[str, str | None]:
-        return columns(file, schema.names, self.text_column, self.label_column)
+    def texts(self, file: str | Path, schema) -> list[str]:
+        """The columns of text."""
+        return [name for word, name in self.among(file, schema.names).items() if word not in OF_LABELS]
 
     def documents(self, piece: Piece, schema, batches: Iterable) -> Iterator[Document]:
         """The documents of batches of the columns of text and label, which are the rows of `piece`."""
-        text, label = self.columns(piece.file, schema)
-        names = _class_names(schema, label) if label else None
-        row = piece.begin
+        columns = self.among(piece.file, schema.names)
+        classes = {word: found for word in OF_LABELS if word in columns
+                   and (found := _class_names(schema, columns[word]))}
+        number = piece.begin
         for batch in batches:
             try:
-                texts = batch.column(text).to_pylist()
+                cells = {word: batch.column(name).to_pylist() for word, name in columns.items()}
             except UnicodeDecodeError as error:
-                raise UserError(f"{piece.file} after row {row}: the text is not UTF-8: {error}") from error
-            for value, of_label in zip(texts, batch.column(label).to_pylist() if label else [None] * len(texts),
-                                       strict=True):
-                row += 1
+                raise UserError(f"{piece.file} after row {number}: the text is not UTF-8: {error}") from error
+            for values in zip(*cells.values(), strict=True):
+                number += 1
+                row = dict(zip(cells, values, strict=True))
                 try:
-                    if not isinstance(value, str):
-                        raise ValueError(f"data.text_column={text} is not text but {type(value).__name__}")
-                    if names and of_label is not None:
-                        of_label = names[of_label] if of_label >= 0 else None
-                    document = Document(value, class_name(of_label, bool(self.label_column)), piece.split)
+                    row |= {word: _named(row[word], found) for word, found in classes.items()}
+                    yield from in_parts(self.document(row, piece.split))
                 except ValueError as error:
-                    raise UserError(f"{piece.file} row {row}: {error}") from error
-                yield from in_parts(document)
-        if row != piece.end:
-            raise UserError(f"{piece.file} changed while it was read: its rows end at {row}, not at {piece.end}")
+                    raise UserError(f"{piece.file} row {number}: {error}") from error
+        if number != piece.end:
+            raise UserError(f"{piece.file} changed while it was read: its rows end at {number}, not at {piece.end}")
 
 
 def _class_names(schema, label: str) -> list[str] | None:
-    """The names of the classes that a column of whole numbers stands for, where `datasets` has noted them."""
+    """The names of the classes that a column of whole numbers, or of lists of them, stands for, where `datasets` has
+    noted them."""
     import pyarrow
 
     if b"huggingface" not in (schema.metadata or {}):
         return None
     alone = pyarrow.schema([schema.field(label)], metadata=schema.metadata)
-    return getattr(imported("datasets").Features.from_arrow_schema(alone)[label], "names", None)
+    feature = imported("datasets").Features.from_arrow_schema(alone)[label]
+    return getattr(getattr(feature, "feature", feature), "names", None)
+
+
+def _named(value, names: list[str]):
+    """The name of a class, or a list of such; None for -1, which is none."""
+    if isinstance(value, list):
+        return [_named(number, names) for number in value]
+    if value is None or value == -1:
+        return None
+    if not 0 <= value < len(names):
+        raise ValueError(f"the label {value} is not one of {len(names)} classes")
+    return names[value]
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Parquet(Table):
         found = []
         for file in files(path):
             with _parquet(file) as table:
-                text, _ = self.columns(file, table.schema_arrow)
+                texts = self.texts(file, table.schema_arrow)
                 groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
             if not sum(group.num_rows for group in groups):
                 raise UserError(f"{file} has no rows: remove it or leave it out")
@@ -85,7 +99,8 @@ class Parquet(Table):
             for i, group in enumerate(groups, 1):
                 end += group.num_rows
                 of_columns = map(group.column, range(group.num_columns))
-                n_bytes += sum(one.total_uncompressed_size for one in of_columns if one.path_in_schema == text)
+                n_bytes += sum(one.total_uncompressed_size for one in of_columns if one.path_in_schema in texts
+                               or one.path_in_schema.partition(".")[0] in texts)  # a list is a column below its own
                 if n_bytes >= corpus.PIECE_MB * 1e6 or i == len(groups):
                     found.append(Piece(str(file), begin, end, n_bytes))
                     begin, n_bytes = end, 0
@@ -98,7 +113,7 @@ class Parquet(Table):
                 if piece.begin <= begin < piece.end:
                     groups.append(i)
                 begin += table.metadata.row_group(i).num_rows
-            wanted = [name for name in self.columns(piece.file, table.schema_arrow) if name]
+            wanted = list(dict.fromkeys(self.among(piece.file, table.schema_arrow.names).values()))
             yield from self.documents(piece, table.schema_arrow, table.iter_batches(ROWS, groups, columns=wanted))
 
 
@@ -152,8 +167,7 @@ class Saved(Table):
         found = []
         for file in [one["filename"] for one in data.cache_files]:
             table = _mapped(file)
-            text, _ = self.columns(file, table.schema)
-            n_bytes = table.column(text).nbytes
+            n_bytes = sum(table.column(name).nbytes for name in self.texts(file, table.schema))
             step = math.ceil(table.num_rows / max(1, n_bytes / (corpus.PIECE_MB * 1e6)))
             for begin in range(0, table.num_rows, max(1, step)):
                 end = min(begin + step, table.num_rows)
@@ -162,7 +176,7 @@ class Saved(Table):
 
     def read(self, piece: Piece) -> Iterator[Document]:
         table = _mapped(piece.file)
-        wanted = [name for name in self.columns(piece.file, table.schema) if name]
+        wanted = list(dict.fromkeys(self.among(piece.file, table.schema.names).values()))
         rows = table.slice(piece.begin, piece.end - piece.begin).select(wanted)
         yield from self.documents(piece, table.schema, rows.to_batches(max_chunksize=ROWS))
 

@@ -24,8 +24,8 @@ import numpy as np
 from ..errors import UserError, few
 from ..tokenizer import Tokenizer
 from . import duplicates
-from .corpus import Document
 from .duplicates import without
+from .labelled import KINDS, Document
 from .opening import Piece
 from .shardfile import ShardWriter
 from .shards import write_meta
@@ -40,12 +40,13 @@ Report = Callable[[int, int, int], None]  # (part, bytes of text, documents) tha
 class Workshop:
     """What a part is worked off with; `setting` (plain types) says all of it, so that a process can be told.
 
-    It has `data`, `tokenizer` (its json and its special tokens), `folder`, `split`, `labels`, `words` and `held_out`.
+    It has `data`, `tokenizer` (its json and its special tokens), `folder`, `split`, `kind` and names of `labels`,
+    `words` and `held_out`.
     """
 
     def __init__(self, setting: dict):
         self.setting, self.folder = setting, Path(setting["folder"])
-        self.source, self.tokenizer = Source(setting["data"]), Tokenizer(*setting["tokenizer"])
+        self.source, self.tokenizer = Source(setting["data"], setting["kind"]), Tokenizer(*setting["tokenizer"])
 
     def do(self, job: dict, report: Report) -> None:
         """Do `job`: {"work": "hash" or "tokenise", "part": its number, "units": of the source, "target": file, ...}."""
@@ -68,18 +69,16 @@ class Workshop:
         def write() -> None:
             for name in dict.fromkeys(name for name, _ in batch):
                 chosen = [document for one, document in batch if one == name]
-                texts = [document.text for document in chosen]
                 if name not in writers:
                     file = self.folder / f"{name.replace('/', '-')}-{job['part']:05}.shard"
-                    writers[name] = ShardWriter(file, self.tokenizer, self.setting["words"])
-                writers[name].add(self._encoded(texts), texts, [document.label for document in chosen],
-                                  [document.more for document in chosen])
+                    writers[name] = ShardWriter(file, self.tokenizer, self.setting["words"], self.setting["kind"])
+                writers[name].add(self._encoded(chosen), chosen)
             report(job["part"], size, sum(not document.more for _, document in batch))
 
         for name, document in without(documents, first, left_out):
-            self._check(document.label, document.text)
+            self._check(document)
             batch.append((name, document))
-            size += len(document.text.encode())
+            size += document.n_bytes
             if size >= BATCH_MB * 1e6:
                 write()
                 batch, size = [], 0
@@ -87,16 +86,29 @@ class Workshop:
         shards = {name: writer.close() for name, writer in writers.items()}
         write_meta(Path(job["target"]), {"key": job["key"], "shards": shards, "left_out": left_out})
 
-    def _encoded(self, texts: list[str]) -> Iterable[tuple[list[int], list[bool] | None]]:
+    def _encoded(self, documents: list[Document]) -> Iterable[tuple[list[int], list | None]]:
+        if self.setting["kind"] == "tags":
+            return self.tokenizer.encode_firsts([document.words for document in documents])
+        texts = [text for document in documents for text in document.texts]
         if self.setting["words"]:
             return self.tokenizer.encode_words(texts)
         return ((ids, None) for ids in self.tokenizer.encode_each(texts))
 
-    def _check(self, label: str | None, text: str) -> None:
-        labels = self.setting["labels"]
-        if labels is not None and label not in labels:
-            raise UserError(f"data.path={self.source.config['path']}: the text {text[:40]!r} has the label {label!r}; "
-                            f"the model knows {few(labels)}")
+    def _check(self, document: Document) -> None:
+        """Raise `UserError` for a label of another kind than the task wants, as a function of the user's may give, or
+        one that a trained model does not know."""
+        kind, known = self.setting["kind"], self.setting["labels"]
+        if kind is None and known is None:
+            return
+        label, text = document.label, f"data.path={self.source.config['path']}: the text {document.text[:40]!r}"
+        fits = label is None if kind == "text" else label is None or isinstance(label, KINDS[kind])
+        if kind == "tags":
+            fits = fits and len(label or ()) == len(document.words or ()) > 0
+        if not fits or document.more and document.second is not None:
+            raise UserError(f"{text} has the label {label!r:.50}, but the task wants task.labels={kind}")
+        names = label if isinstance(label, tuple | list) else [label]
+        if known is not None and (unknown := [name for name in names if name not in known]):
+            raise UserError(f"{text} has the label {unknown[0]!r}; the model knows {few(known)}")
 
 
 def work(jobs: list[dict], setting: dict, processes: int, report: Report, done: Callable[[dict], None]) -> None:

@@ -115,15 +115,33 @@ class Tokenizer:
         belongs to the word after it. This is read from the text, so it is the same notion for every tokenizer.
         """
         result = []
-        for text, encoded in zip(texts, self._tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
-            ordinary = self._ordinary(text, encoded.ids)
-            ids, offsets = (encoded.ids, encoded.offsets) if ordinary else self._broken(text)
+        for text, (ids, offsets) in zip(texts, self._located(texts), strict=True):
             word_of, ends = [], [match.end() for match in WORD.finditer(text)]
             for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
                 word_of += [number] * (end - begin)
             words = [word_of[min(begin, len(word_of) - 1)] for begin, _ in offsets]
             result.append((ids, [i == 0 or word != words[i - 1] for i, word in enumerate(words)]))
         return result
+
+    def encode_firsts(self, texts: Sequence[Sequence[str]]) -> Iterator[tuple[list[int], list[int]]]:
+        """For each text, given as words, its ids, and for each id the number of the word whose first piece it is, else
+        -1. A word of which the tokenizer leaves nothing has no piece.
+
+        The words are joined by single blanks and read as any text, so a piece may hold the blank before its word.
+        """
+        for words, (ids, offsets) in zip(texts, self._located([" ".join(words) for words in texts]), strict=True):
+            word_of = [number for number, word in enumerate(words) for number in [number] * len(word) + [-1]]
+            found, last = [], -1
+            for begin, end in offsets:
+                word = word_of[end - 1] if end > begin else -1
+                found.append(word if word > last else -1)
+                last = max(last, word)
+            yield ids, found
+
+    def _located(self, texts: list[str]) -> Iterator[tuple[list[int], list[tuple[int, int]]]]:
+        """For each text its ids and the (begin, end) characters of each."""
+        for text, encoded in zip(texts, self._tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+            yield (encoded.ids, encoded.offsets) if self._ordinary(text, encoded.ids) else self._broken(text)
 
     def _ordinary(self, text: str, ids: list[int]) -> bool:
         """Whether no special token was read out of a text. A vocabulary from elsewhere may hold "</s>" as a piece."""
