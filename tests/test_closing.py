@@ -1,12 +1,15 @@
-"""Validation at a run's two ends."""
+"""Validation at a run's two ends, and the end that comes early."""
+
+import json
 
 import pytest
 import torch
 
 import lmzoo
 import tiny_run
-from lmzoo import checkpoint
-from tiny_run import TASKS, rows, spoken
+from lmzoo import UserError, checkpoint
+from lmzoo.callbacks import EarlyStopping
+from tiny_run import TASKS, digest, rows, spoken
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +31,57 @@ def test_validation_before_training(texts, tmp_path):
     assert all(torch.equal(states[0][name], weight) for name, weight in states[1].items())
     lmzoo.fit(lmzoo.compose(f"ckpt={tmp_path / 'first' / 'checkpoints' / 'step-000002.ckpt'}"))
     assert rows(tmp_path / "first") == [first, *others]
+
+
+STILL = ("optim.lr=0", "trainer.max_steps=8", "trainer.val_every_n_steps=1")  # the first validation is the best
+
+
+def steps(folder):
+    return [int(row["step"]) for row in rows(folder) if row["val/loss"]]
+
+
+def test_a_run_that_gets_no_better_ends_and_is_finished(texts, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = spoken(texts, *TASKS["clm"], *STILL, f"run_dir={run}", "trainer.patience=2")
+    _, metrics = lmzoo.fit(lmzoo.compose(*words))
+    line = f"trainer.patience=2 without a better val/loss has ended the run after step 3 of 8; ckpt={run} with a longer"
+    assert line in capsys.readouterr().out
+    assert steps(run) == [1, 2, 3] and (run / "checkpoints/step-000003.ckpt").exists()
+    assert json.loads((run / "result.json").read_text()) == metrics
+    before = {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    with pytest.raises(UserError, match="trainer.patience=2 is over for that run, .* in val/loss for 2 validations"):
+        lmzoo.fit(lmzoo.compose(f"ckpt={run}"))
+    assert before == {file.name: file.read_bytes() for file in run.iterdir() if file.is_file()}
+    lmzoo.fit(lmzoo.compose(f"ckpt={run}", "trainer.patience=4"))
+    assert steps(run) == [1, 2, 3, 4, 5]
+    lmzoo.fit(lmzoo.compose(f"ckpt={run}", "trainer.patience=null"))
+    assert steps(run) == [*range(1, 9)]
+
+
+def test_what_was_waited_for_is_counted_over_resumes(texts, tmp_path):
+    words = spoken(texts, *TASKS["clm"], *STILL, "trainer.patience=3")
+    for name in ("whole", "part"):
+        lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / name}"))
+    lmzoo.fit(lmzoo.compose(f"ckpt={tmp_path / 'part/checkpoints/step-000003.ckpt'}"))
+    assert steps(tmp_path / "part") == [1, 2, 3, 4] and digest(tmp_path / "part") == digest(tmp_path / "whole")
+
+
+def test_more_is_better_of_what_is_no_loss_and_a_run_that_improves_goes_on(texts, tmp_path):
+    words = spoken(texts, *TASKS["clm"], "trainer.val_every_n_steps=1", "trainer.patience=1", "optim.lr=3e-3",
+                   "schedule=constant")  # fmt: skip
+    lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / 'run'}"))
+    losses = [float(row["val/loss"]) for row in rows(tmp_path / "run")]
+    assert len(losses) == 8 and losses == sorted(losses, reverse=True)
+    modes = {monitor: EarlyStopping(monitor, 1).mode for monitor in ("val/loss", "val/accuracy", "val/bits_per_byte")}
+    assert modes == {"val/loss": "min", "val/accuracy": "max", "val/bits_per_byte": "min"}
+    words = spoken(texts, *TASKS["clm"], *STILL, "trainer.patience=2", "checkpoint.monitor=val/accuracy")
+    lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / 'accuracy'}"))
+    assert steps(tmp_path / "accuracy") == [1, 2, 3]
+
+
+def test_a_patience_that_can_not_be(texts, tmp_path):
+    with pytest.raises(UserError, match="trainer.patience=0 must be between 1 and"):
+        lmzoo.compose(*spoken(texts, *TASKS["clm"], "trainer.patience=0"))
+    words = spoken(texts, *TASKS["clm"], "trainer.patience=2", "checkpoint.monitor=val/f1", "checkpoint.keep_best=0")
+    with pytest.raises(UserError, match="trainer.patience=2 waits for checkpoint.monitor=val/f1, but validation h"):
+        lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / 'run'}"))

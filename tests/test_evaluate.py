@@ -8,7 +8,7 @@ import torch
 import yaml
 
 import lmzoo
-from lmzoo import UserError
+from lmzoo import UserError, checkpoint
 from lmzoo.evaluate import evaluate
 from lmzoo.evaluate import main as command
 from lmzoo.literal import prepared
@@ -50,6 +50,19 @@ def test_other_text_is_read_whole(gpt_run, tmp_path):
     assert measured["test/loss"] == pytest.approx(nats / (len(ids) - 1), abs=1e-5)
     assert measured["test/perplexity"] == pytest.approx(math.exp(nats / (len(ids) - 1)), rel=1e-5)
     assert measured["test/bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
+
+
+def test_labels_of_other_text_are_no_matter_of_a_task_without_any(gpt_run, tmp_path, monkeypatch):
+    """Also where the text that the net was trained on had some."""
+    read = checkpoint.read
+
+    def of_labelled(*args, **words):
+        trained = read(*args, **words)
+        return trained | {"lmzoo": trained["lmzoo"] | {"labels": ["good", "bad"]}}
+
+    monkeypatch.setattr(checkpoint, "read", of_labelled)
+    (tmp_path / "a.csv").write_text("text,label\nthe cat sat on the mat,other\n")
+    assert "test/loss" in evaluate(configured(f"ckpt={gpt_run}", "data=csv", f"data.path={tmp_path / 'a.csv'}"))
 
 
 def test_batch_size_changes_nothing(gpt_run, tmp_path):

@@ -43,7 +43,7 @@ def test_one_name_in_site_packages(unpacked):
 def test_every_file_is_in_the_wheel(unpacked):
     for folder, inside in (("lmzoo", "."), ("tasks", "tasks"), ("tools", "tools"), ("conf", "conf")):
         for file in (ROOT / folder).rglob("*"):
-            if file.suffix in (".py", ".yaml"):
+            if file.suffix in (".py", ".yaml", ".html"):
                 assert (unpacked / "lmzoo" / inside / file.relative_to(ROOT / folder)).is_file(), file
 
 

@@ -16,6 +16,8 @@ WRITERS = {  # words that are wrong in all else too: the file is what is looked 
     "inspect_data": ["--png", "FILE.png", "model=nothing"],
     "summarise_sweep": ["/nowhere", "--picture", "FILE.png"],
     "export": ["/nowhere", "FILE"],
+    "attention": ["/nowhere", "--html", "FILE.html"],
+    "attention --png": ["/nowhere", "--png", "FILE.png"],
     **{f"benchmark {name}": [name, "--json", "FILE.json"] for name in benchmark.NAMES},
     **{f"benchmark {name} --png": [name, "--png", "FILE.png"] for name in ("train", "scale")},
 }
@@ -23,7 +25,7 @@ WRITERS = {  # words that are wrong in all else too: the file is what is looked 
 
 def said(monkeypatch, capsys, tool, *words):
     """(exit code, stdout, stderr) of a tool."""
-    module = "benchmark.__main__" if tool.startswith("benchmark") else tool
+    module = "benchmark.__main__" if tool.startswith("benchmark") else tool.split()[0]
     monkeypatch.setattr(sys, "argv", [tool, *map(str, words)])
     with pytest.raises(SystemExit) as end:
         importlib.import_module(f"lmzoo.tools.{module}").main()

@@ -244,7 +244,7 @@ import sys
 from lmzoo.data.workers import Workshop
 from lmzoo.tokenizer import byte
 tokenizer, reader = byte((), 512), {"_target_": "lmzoo.data.tables.Parquet"}
-Workshop({"data": {"reader": reader}, "tokenizer": [tokenizer.json, tokenizer.special], "folder": "."})
+Workshop({"data": {"reader": reader}, "tokenizer": [tokenizer.json, tokenizer.special], "folder": ".", "kind": None})
 sys.exit("torch" in sys.modules)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,6 +1,6 @@
 """Rows longer than those of training: loss by position, for each scheme of positions.
 
-python -m lmzoo.tools.extrapolate [--length 128] [--read 512] [--png FILE] [WORD=VALUE ...]
+python -m lmzoo.tools.extrapolate [--length 128] [--read 512] [--png FILE] [WORD ...]
 
 Trains a decoder in rows of --length for each scheme, then reads held-out text in rows of --read: its
 nats per token at each position. A rotary net is also read with its turns scaled to the longer rows.
@@ -101,8 +101,9 @@ def picture(found: dict[str, Tensor], length: int, file: Path) -> None:
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("words", nargs="*", metavar="WORD=VALUE", help="of training")
-    arguments.add_argument("--schemes", type=lambda text: text.split(","), default=SCHEMES, metavar="rotary,alibi,...")
+    arguments.add_argument("words", nargs="*", metavar="WORD", help="of training, as optim.lr=1e-3")
+    arguments.add_argument("--schemes", type=lambda text: text.split(","), default=SCHEMES, metavar="alibi,...",
+                           help="of model/position")
     arguments.add_argument("--length", type=int, default=128, help="rows of training, tokens")
     arguments.add_argument("--read", type=int, default=512, help="rows that are read afterwards, tokens")
     arguments.add_argument("--png", type=Path, metavar="FILE", help="draw the loss along the row")

@@ -1,6 +1,6 @@
 """Where the norms stand: gradients by layer and loss, by depth, with and without warm-up.
 
-python -m lmzoo.tools.norm_study [--depths 4,12,24] [--blocks pre,post] [--png FILE] [WORD=VALUE ...]
+python -m lmzoo.tools.norm_study [--depths 4,12,24] [--blocks pre,post] [--png FILE] [WORD ...]
 
 With post-norm (Vaswani et al. 2017) the gradients of the last layers are large at the beginning, and a
 deep net needs warm-up; with pre-norm they are not, and it does not (Xiong et al. 2020,
@@ -105,10 +105,13 @@ def main() -> None:
     def names(text: str) -> list[str]:
         return text.split(",")
 
+    def numbers(text: str) -> list[int]:
+        return [int(name) for name in names(text)]
+
     arguments = parser(__doc__)
-    arguments.add_argument("words", nargs="*", metavar="WORD=VALUE", help="of training")
-    arguments.add_argument("--depths", type=lambda text: list(map(int, names(text))), default=[4, 12, 24])
-    arguments.add_argument("--blocks", type=names, default=["pre", "post"])
+    arguments.add_argument("words", nargs="*", metavar="WORD", help="of training, as optim.lr=1e-3")
+    arguments.add_argument("--depths", type=numbers, default=[4, 12, 24], metavar="4,12,...", help="layers")
+    arguments.add_argument("--blocks", type=names, default=["pre", "post"], metavar="pre,post", help="of model/block")
     arguments.add_argument("--png", type=Path, metavar="FILE", help="draw gradients and losses")
     given = arguments.parse_intermixed_args()
     answer(study, given.words, given.depths, given.blocks, given.png)

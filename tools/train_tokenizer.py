@@ -23,7 +23,7 @@ def train(file: Path, words: list[str]) -> str:
     config = compose(*(word for word in ("model=gpt", "task=clm") if word[:word.index("=")] not in chosen), *words)
     tokenizer = data.prepare_tokenizer(config)
     file.write_text(tokenizer.json, encoding="utf-8")
-    source = texts(config.data)
+    source = texts(config)
     lines = [f"{file}: {len(tokenizer):,} tokens",
              f"{'text':<12}{'bytes':>12}{'tokens':>12}{'bytes/token':>14}{'unknown':>10}"]
     found = {"trained on": source.sample(config.tokenizer.sample_mb), "held out": source.held_out_texts()}
