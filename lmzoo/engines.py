@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
 
-from . import checkpoint
+from . import adapters, checkpoint
 from .checkpoint import folders
 from .errors import UserError
 from .optim.slices import slice_of
@@ -69,14 +69,15 @@ def fill(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def whole(net: nn.Module, first: bool, trust: Sequence[str] = ()) -> nn.Module:
     """A net that is spread over ranks as one of its own on the CPU, with its weights on the first; to be called on all.
 
-    Any other net as it is.
+    What an adapter has learned is merged into it. Any other net as it is.
     """
-    if not isinstance(net, FSDPModule):
+    spread = isinstance(net, FSDPModule)
+    if not (spread or adapters.scale(net)):
         return net
-    weights, config = gathered(net.state_dict(), first), net.config
+    weights, config, scale = gathered(adapters.weights(net), first), net.config, adapters.scale(net)
     net = checkpoint.build(config, trust)
-    if first:
-        net.load_state_dict(weights)
+    if first or not spread:
+        net.load_state_dict(adapters.merge(weights, scale))
     return net
 
 

@@ -8,16 +8,17 @@ products, the root's weights and two blocks' (one runs, the next arrives), and t
 accumulated it keeps the whole gradient until the last of them, since it sends gradients once a step.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import checkpoint, engines, optim
+from . import adapters, checkpoint, engines, optim
 from .blocks.loss import ROWS
 
 HEAD = 4
@@ -58,14 +59,18 @@ class Passes:
 def passes(
     config: Mapping, rows: int, length: int, dtype: torch.dtype = torch.float32, fused: bool = False,
     trust: tuple = (), decoder_length: int | None = None, targets: int | None = None, mixed: bool = True,
+    ready: Callable[[nn.Module], object] | None = None,
 ) -> Passes:  # fmt: skip
     """Of the net of `config` on `rows` rows of `length` tokens, and of the decoder's `decoder_length` (None: as many).
 
     `targets`: of all rows (None: every token is one). `fused`: attention as GPUs compute it, whose kernels keep no
-    scores for dropout; else as the CPU does. Not `mixed`: the weights too are of `dtype`.
+    scores for dropout; else as the CPU does. Not `mixed`: the weights too are of `dtype`. `ready`: what is done to the
+    net first, which may freeze weights: what only their gradients would need is not kept.
     """
     with FakeTensorMode():
         net = checkpoint.build(config, trust).train()
+        if ready:
+            ready(net)
         for tensor in () if mixed else (*net.parameters(), *net.buffers()):
             tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)
         for part in net.modules() if fused else ():
@@ -161,9 +166,10 @@ def of_run(
     mixed = not str(trainer["precision"]).endswith("true")
     with torch.device("meta"):
         net = checkpoint.build(model, trust).to(torch.float32 if mixed else dtype)
-    optim.freeze(net, config["optim"].get("freeze", ()))
+    ready = partial(adapters.ready, config=config)
+    ready(net)
     try:
-        kept = passes(model, rows, lengths[0], dtype, device.type == "cuda", trust, lengths[1], targets, mixed)
+        kept = passes(model, rows, lengths[0], dtype, device.type == "cuda", trust, lengths[1], targets, mixed, ready)
     except RuntimeError:
         return None
     engine = "fsdp" if trainer["strategy"] == "fsdp" else "ddp" if devices > 1 else "one device"

@@ -54,7 +54,7 @@ def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
     optimizer, and the task with a tokenizer like the run's (`source`, `earlier`: as for `build_tokenizer`)."""
     import torch
 
-    from . import checkpoint, memory, optim
+    from . import adapters, checkpoint, memory
     from .tokenizer import prepare
 
     with torch.device("meta"):
@@ -65,7 +65,7 @@ def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
         raise UserError(f"data.row_length={length} is more than the {limit} positions of the model: give fewer, "
                         f"or model.max_len={length}")
     try:
-        optim.freeze(net, config.optim.freeze)
+        adapters.ready(net, plain(config))
         memory.moments(net, plain(config.optim))
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"optim.optimizer: {checks.one_line(error)}") from error
@@ -115,7 +115,7 @@ def build_task(config: DictConfig, net, tokenizer):
     """The task's LightningModule."""
     from hydra.utils import instantiate
 
-    words = {word: value for word, value in plain(config.task).items() if word not in ("family", "head")}
+    words = {word: value for word, value in plain(config.task).items() if word not in signatures.OWNERS_WORDS["task"]}
     schedule = instantiate(plain(config.schedule))
     settings = {"seed": config.seed, "packing": config.data.packing}
     return made(words, net, tokenizer, plain(config.optim), schedule, **settings)
@@ -137,7 +137,7 @@ def build_trainer(config: DictConfig, steps: int):
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from . import engines
-    from .callbacks import AtomicIO
+    from .callbacks import AtomicIO, EarlyStopping
 
     quiet()
     words = config.trainer
@@ -168,16 +168,18 @@ def build_trainer(config: DictConfig, steps: int):
         enable_checkpointing="checkpoints" in config.callbacks,
     )
     try:
-        timer = [Timer(words.max_time)] if words.max_time else []  # first: the others see the stop that it asks for
-        trainer = Trainer(callbacks=timer + [made(node) for node in plain(config.callbacks).values()], **options)
+        ends = [Timer(words.max_time)] if words.max_time else []  # first: the others see the stop that they ask for
+        ends += [EarlyStopping(config.checkpoint.monitor, words.patience)] if words.patience else []
+        trainer = Trainer(callbacks=ends + [made(node) for node in plain(config.callbacks).values()], **options)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(f"trainer: {checks.one_line(error)}") from error
     check_processes(trainer.num_devices, trainer.num_nodes)
     return trainer
 
 
-def check_time(trainer, state: Mapping) -> None:
-    """Refuse a `max_time` that is over before the first step, of a new run or of one that was left as `state`."""
+def check_ends(trainer, state: Mapping) -> None:
+    """Refuse a `max_time` or a `patience` that is over before the first step, of a new run or of one that was left as
+    `state`."""
     earlier = state.get("callbacks", {}).get("Timer")
     for callback in trainer.callbacks:
         if callback.state_key == "Timer":
@@ -186,6 +188,17 @@ def check_time(trainer, state: Mapping) -> None:
             if callback.time_remaining() <= 0:
                 raise UserError("trainer.max_time is over for that run: give a longer one to go on" if earlier else
                                 "trainer.max_time leaves no time for a single step: give a longer one, DD:HH:MM:SS")
+        waited = state.get("callbacks", {}).get(callback.state_key, {}).get("wait_count", 0)
+        if hasattr(callback, "patience") and waited >= callback.patience:
+            raise UserError(f"trainer.patience={callback.patience} is over for that run, which was no better in "
+                            f"{callback.monitor} for {waited} validations: give a larger one, or null, to go on")
+
+
+def ended_by(trainer, config: DictConfig) -> str:
+    """What has ended a run before its last step."""
+    if any(getattr(callback, "exhausted", False) for callback in trainer.callbacks):
+        return f"trainer.patience={config.trainer.patience} without a better {config.checkpoint.monitor}"
+    return f"trainer.max_time={config.trainer.max_time}" if config.trainer.max_time else "a callback"
 
 
 def on_cpu(accelerator: str) -> bool:
@@ -226,7 +239,7 @@ def report(metrics: Mapping[str, float], xz: float | None = None) -> str:
         splits.setdefault(split, []).append(f"{metric.replace('_', ' ')} {value:.4g}")
         if name == "val/bits_per_byte" and xz:
             splits[split][-1] += f" (xz: {xz:.4g})"
-    width = max(6, *map(len, splits))
+    width = max([6, *map(len, splits)])
     return "\n".join(f"{split:<{width}} {'  '.join(values)}" for split, values in splits.items())
 
 

@@ -4,10 +4,13 @@ A run that is resumed or evaluated is the stored one, with few words changed; on
 that checkpoint's net and tokenizer. Imports torch only where a checkpoint has to be opened.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from functools import reduce
 from itertools import chain, count
+from operator import getitem
 from pathlib import Path
 
 import yaml
@@ -17,13 +20,17 @@ from omegaconf.errors import OmegaConfBaseException
 from . import checks, mixing, ranks, signatures
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
-from .ranges import check_ranges
-from .schema import SCHEMAS
+from .ranges import check_ranges, nodes
+from .schema import SCHEMAS, Adapter
 
 # what may be changed of a run that is resumed, and of a net that comes from a checkpoint
 NOT_THE_RUN = ("trainer", "logger", "checkpoint", "trust")
 # of the trainer: what an evaluation depends on
 EVALUATED = ("devices", "num_nodes", "strategy", "precision", "accelerator", "limit_val_batches")
+# what may differ in a config.yaml from the run's own: what is changed by words, follows from others, or moves no number
+# (texts that have moved are known by their store)
+FREE = re.compile(rf"({'|'.join(NOT_THE_RUN)}|callbacks\.\w+\.(?!_target_)|ckpt|run_dir|data\.(sources\.\w+\.)?"
+                  r"((val_|test_)?path|cache_dir|num_workers|processes|micro_batch_size)\b).*")
 NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)|tokenizer\.add")
 # of the data: what may be changed while the source stays
 SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
@@ -37,6 +44,7 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     """Check what Hydra composed for the command `name` under its own `settings`, and complete it."""
     OmegaConf.set_struct(composed, False)
     checks.check_words(composed, SCHEMAS[name])
+    checks.check_truths(settings.overrides.task, SCHEMAS[name])
     checks.check_options(settings.runtime.choices)
     words = [word.lstrip("+~").partition("=")[0] for word in settings.overrides.task]
     choices = settings.runtime.choices
@@ -59,12 +67,14 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
         if in_sweep:
             label = choices.model or choices.task
             config.run_dir = escaped(str(Path(settings.sweep.dir, f"{settings.job.num}-{label}")))
-            config.logger.wandb.group = config.logger.wandb.group or escaped(Path(settings.sweep.dir).name)
+            if config.logger.wandb.group is None:
+                config.logger.wandb.group = escaped(Path(settings.sweep.dir).name)
         elif config.run_dir is None:
             config.run_dir = fresh_folder(config.name)
         if ranks.requeued() and not in_sweep and Path(config.run_dir, "checkpoints", "MANIFEST.json").exists():
             composed.ckpt = escaped(config.run_dir)
             config = with_words(composed, [], choices)
+    if name == "train":
         check_folder(config.run_dir)
     check(plain(config))
     if config.ckpt is not None:
@@ -80,6 +90,7 @@ def check(config: Mapping) -> None:
     for place, source in checks.sources(config["data"]):
         try:
             checks.check_source(source)
+            checks.check_labels(config["task"], source)
             check_ranges({"data": source})
         except UserError as error:
             raise UserError(str(error).replace("data.", f"{place}.", 1)) from None
@@ -87,10 +98,15 @@ def check(config: Mapping) -> None:
 
 
 def check_folder(path: str) -> None:
-    """Refuse a run's folder that is a file, or would stand below one."""
-    for place in (Path(path), *Path(path).parents):
-        if place.exists() and not place.is_dir():
-            raise UserError(f"run_dir={path}: {place} is a file; give another folder")
+    """Refuse a run's folder that can't be: a file, one below a file, where nothing may be written, or with a name that
+    no disk takes."""
+    if any(len(os.fsencode(name)) > 255 for name in Path(path).parts):
+        raise UserError(f"run_dir={path[:60]}...: no name may be longer than 255 bytes; give a shorter one")
+    place = next(place for place in (Path(path), *Path(path).parents) if place.exists())
+    if not place.is_dir():
+        raise UserError(f"run_dir={path}: {place} is a file; give another folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"run_dir={path}: nothing may be written in {place.absolute()}; give another folder")
 
 
 def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
@@ -98,6 +114,9 @@ def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
     config = last_length_wins(typed, words)
     if choices.data == "mixture":
         mixing.complete(config.data)
+    checks.drop_words(config, words)
+    if config.adapter is not None:
+        check_adapter(config)
     if config.init_from is not None:
         config = initialised(config, words)
     elif config.tokenizer.add:
@@ -109,6 +128,17 @@ def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig
     if config.name is None:
         config.name = "-".join(filter(None, (choices.model, choices.task)))
     return config
+
+
+def check_adapter(config: DictConfig) -> None:
+    """Refuse an adapter without a base, and one that would leave untrained what is new in it."""
+    checks.check_words(config.adapter, OmegaConf.structured(Adapter), "adapter.")
+    if config.init_from is None:
+        raise UserError("adapter=lora: an adapter is trained beside the weights of a checkpoint; say of which, "
+                        "init_from=RUN")
+    if config.tokenizer.add:
+        raise UserError("tokenizer.add: an adapter leaves the embedding as it is, so that new tokens would never be "
+                        "learned; leave one of the two out")
 
 
 def fresh_folder(name: str) -> str:
@@ -145,7 +175,7 @@ def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfi
         if word.startswith("trainer.") and word.removeprefix("trainer.") not in EVALUATED:
             raise UserError(f"{word} changes nothing in an evaluation; of trainer.* it takes {', '.join(EVALUATED)}")
     others = [word for word in words if re.split(r"[./@]", word)[0] == "data"]
-    if whole := [word for word in others if "data" in words and word in SPLITTING]:
+    if whole := [word for word in others if "data" in words and word.startswith(SPLITTING)]:
         raise UserError(f"{whole[0]} changes nothing in an evaluation of data=..., which reads all of data.path")
     if "data" in words:  # another source: its words, but rows and steps as the net knows them
         config = with_words(typed, [word for word in words if word not in ("split", *others)], choices)
@@ -181,7 +211,7 @@ def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictCon
             own = {key: value for key, value in option.items() if key != "defaults"}
             OmegaConf.update(config, word, own, merge=True)
         elif word != "ckpt":
-            OmegaConf.update(config, word, literal(plain(OmegaConf.select(typed, word))), force_add=True)
+            OmegaConf.update(config, word, literal(plain(reduce(getitem, word.split("."), typed))), force_add=True)
     return config
 
 
@@ -193,11 +223,23 @@ def derived_again(config: DictConfig, typed: DictConfig) -> DictConfig:
     raw = OmegaConf.to_container(typed.callbacks, resolve=False) if "callbacks" in typed else {}
     again = OmegaConf.merge(config, {"callbacks": raw})
     for name, callback in raw.items():
-        for word, value in callback.items():
-            known = OmegaConf.select(config, f"callbacks.{name}.{word}")
-            if "${" in str(value) and known == again.callbacks[name][word]:
+        for word, value in callback.items() if name in config.callbacks else ():
+            known, place = config.callbacks[name].get(word), "${run_dir}" in str(value)  # which a file can't move
+            if place or "${" in str(value) and known == again.callbacks[name][word]:
                 config.callbacks[name][word] = value
     return config
+
+
+def check_unedited(config: Mapping, carried: Mapping, free: re.Pattern = FREE) -> None:
+    """Refuse a plain `config`, or sections of one, that says of the run what the one `carried` by its checkpoint does
+    not, but for the words that are `free`."""
+    carried = OmegaConf.to_container(OmegaConf.merge(SCHEMAS["train"], restore(carried)), resolve=True)
+    here, there = ({word: value for word, value in nodes(side) if not isinstance(value, Mapping | list)}
+                   for side in (config, {word: carried.get(word) for word in config}))
+    for word in here | there:
+        if not free.fullmatch(word) and here.get(word) != there.get(word):
+            raise UserError(f"config.yaml was edited: {word}={here.get(word)}, the checkpoint's run has "
+                            f"{there.get(word)}; undo it (what a new run may change is given beside init_from=)")
 
 
 def run_folder(ckpt: str) -> Path | None:
@@ -256,7 +298,7 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
         raise UserError(f"init_from={path} does not exist: give a checkpoint file, a run folder or an exported folder")
     config.model = source["model"]
     for word, value in source["tokenizer"].items():
-        config.tokenizer[word] = value
+        config.tokenizer[word] = literal(value)
     config.tokenizer.add = []  # what that run added is in its tokenizer
     longest, position = config.model.max_len, OmegaConf.select(config, "model.position._target_")
     if position == "lmzoo.blocks.position.Learned" and changes.get("model.max_len", longest) != longest:

@@ -1,6 +1,6 @@
 """Pretrain or fine-tune a language model.
 
-    python -m lmzoo.train model=gpt task=clm                     also model=bert task=mlm, model=t5 task=span_corruption
+    python -m lmzoo.train model=gpt task=clm  or model=bert task=mlm, model=t5 task=span_corruption
     python -m lmzoo.train model=gpt task=clm data=text data.path='books/*.txt' trainer=ddp
     python -m lmzoo.train task=classification init_from=RUN          fine-tune
     python -m lmzoo.train ckpt=RUN                                   go on with a run
@@ -24,11 +24,13 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import environment, parts, ranks
+from . import environment, parts, ranks, runs
 from .config import command
-from .errors import UserError
+from .errors import UserError, naming
 from .literal import plain
 from .literal import save as save_config
+
+BUSY = "run_dir={}: another process is training this run; wait for it or end it"
 
 
 def main() -> None:
@@ -55,10 +57,13 @@ def train(config: DictConfig):
     Raises UserError for whatever doesn't fit; what shows on the net alone is found before any data is read.
     """
     config = ranks.take_over() if ranks.follows() else config
+    if not isinstance(config, DictConfig) or "run_dir" not in config:
+        raise UserError(f"fit({type(config).__name__}): give the configuration that compose(...) returns")
     say(f"run folder: {config.run_dir}")
-    from . import engines
+    from . import checkpoint, engines
 
     config = parts.settled(config)
+    check_free(Path(config.run_dir))
     task, module = assemble(config)
     if task.plan.first_step >= task.total_steps:
         raise UserError(f"ckpt={config.ckpt}: that run has taken {task.plan.first_step} steps, and would end after "
@@ -76,9 +81,10 @@ def train(config: DictConfig):
                 f"the learning rate stays below optim.lr={config.optim.lr}")
         trainer.fit(task, datamodule=module, ckpt_path=config.ckpt, weights_only=True)
         leave_if_preempted(trainer)
-        if config.trainer.max_time and trainer.global_step < task.total_steps:
-            say(f"trainer.max_time={config.trainer.max_time} has ended the run after step {trainer.global_step:,} of "
-                f"{task.total_steps:,}; ckpt={folder} with a longer one goes on")
+        if trainer.global_step < task.total_steps:
+            say(f"{parts.ended_by(trainer, config)} has ended the run after step {trainer.global_step:,} of "
+                f"{task.total_steps:,}; " + (f"ckpt={folder} with a longer one goes on" if checkpoint.names(
+                    folder / "checkpoints") else "nothing was saved, so that none goes on with it"))
         if "test" in module.store.splits and config.checkpoint.test_best:
             return_to_best(trainer, task, module)
         metrics = dict(trainer.callback_metrics)
@@ -90,7 +96,8 @@ def train(config: DictConfig):
         if ranks.on_first_rank():
             say(f"{learned(task.cpu())}\n{parts.report(metrics, module.xz_bits_per_byte)}")
         if trainer.is_global_zero:
-            (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+            with naming(folder / "result.json"):
+                (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
         parts.end(trainer)
     task.net.tokenizer = task.tokenizer
     return task.net.eval(), metrics
@@ -100,14 +107,27 @@ def assemble(config: DictConfig):
     """(task, data module) of a run: a fresh net, or that of `init_from` (a resumed run's weights come with `fit`)."""
     import torch
 
-    from . import checkpoint, data, engines, load
+    from . import adapters, checkpoint, data, engines, load
     from .plan import count_steps, plan
 
-    state = checkpoint.read(config.ckpt, tensors=False) if config.ckpt else {}
-    earlier = state.get("lmzoo", {})
-    source = load(config.init_from, tuple(config.trust)) if config.init_from and not earlier else None
-    parts.check_net(config)
-    parts.check_time(parts.build_trainer(config, steps=1), state)  # the mistakes in its words, before any long work
+    state, earlier, source, base, named = {}, {}, None, None, {}
+    if config.ckpt:
+        state = checkpoint.read(config.ckpt, tensors=False)
+        earlier = checkpoint.identify(state, config.ckpt)
+        runs.check_unedited(plain(config), earlier["config"])
+        checkpoint.check_resumable(state, config.ckpt, config.trust)
+        if config.adapter:
+            base, named = checkpoint.load_base(earlier, config.ckpt, config.trust), earlier["base"]
+    elif config.init_from:
+        place = checkpoint.locate_base(config.init_from) if config.adapter else config.init_from
+        source = base = load(place, tuple(config.trust))
+        if not ranks.follows():  # the first rank's configuration has the task's head by now
+            runs.check_unedited({"model": plain(config.model)}, {"model": source.config}, free=runs.NOT_THE_NET)
+        checkpoint.check_finite(source.state_dict(), config.init_from)
+        if config.adapter:
+            named = checkpoint.name_base(place, source, Path(config.run_dir) / "checkpoints")
+    parts.check_parts(config, source, earlier)
+    parts.check_ends(parts.build_trainer(config, steps=1), state)  # the mistakes in its words, before any long work
     tokenizer = parts.build_tokenizer(config, source, earlier, say)
     if source and config.tokenizer.add:
         say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
@@ -122,10 +142,11 @@ def assemble(config: DictConfig):
 
     torch.manual_seed(config.seed)
     net = checkpoint.build(config.model, config.trust)
-    if source:
-        weights = checkpoint.widened(source.state_dict(), len(source.tokenizer), len(tokenizer))
-        loaded = checkpoint.load_weights(net, weights, new=("head",) if "head" in config.task else ())
+    if base:
+        weights = checkpoint.widened(base.state_dict(), len(base.tokenizer), len(tokenizer))
+        loaded = checkpoint.load_weights(net, weights, new=adapters.new_parts(config))
         say(textwrap.fill(str(loaded), 100))
+    adapters.ready(net, plain(config))
     if config.trainer.activation_checkpointing:
         engines.recompute_blocks(net)
     if config.compile:
@@ -136,6 +157,7 @@ def assemble(config: DictConfig):
         "tokenizer": tokenizer.json,
         "labels": store.labels,
         "store": store.name,
+        "base": named,  # of an adapter
         "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
         "version": version("lmzoo"),
     }
@@ -194,6 +216,14 @@ class Repeated:
         return repeat(self.item, self.n)
 
 
+def check_free(folder: Path) -> None:
+    """Refuse a run's folder in which another process trains, before the work that comes ahead of taking it."""
+    from .checkpoint import in_training
+
+    if ranks.on_first_rank() and in_training(folder):
+        raise UserError(BUSY.format(folder))
+
+
 @contextmanager
 def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
     """The run's folder, which no other process may train in meanwhile, with its config.yaml and tokenizer.json.
@@ -209,9 +239,10 @@ def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise UserError(f"run_dir={folder}: another process is training this run; wait for it or end it") from None
+            raise UserError(BUSY.format(folder)) from None
         save_config(config, folder / "config.yaml")
-        (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
+        with naming(folder / "tokenizer.json"):
+            (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     try:
         ranks.hand_over(folder / "config.yaml")
         yield folder

@@ -1,4 +1,4 @@
-"""Hand a run to Hugging Face: a folder that transformers opens, with the same logits and the tokenizer.
+"""Hand a run to Hugging Face: a folder that transformers opens, with its logits and tokenizer.
 
 python -m lmzoo.tools.export RUN FOLDER
 """
@@ -10,6 +10,7 @@ from lmzoo import hf, load
 
 def export(run: str, folder: str) -> str:
     """Write the net of `run` (a run's folder or a checkpoint) to the new `folder`; what to do with it then."""
+    hf.check_folder(folder)
     hf.to_hf(load(run), folder)
     return f"{folder}: open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
 

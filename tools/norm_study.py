@@ -2,12 +2,12 @@
 
 python -m lmzoo.tools.norm_study [--depths 4,12,24] [--blocks pre,post] [--png FILE] [WORD ...]
 
-With post-norm (Vaswani et al. 2017) the gradients of the last layers are large at the beginning, and a
-deep net needs warm-up; with pre-norm they are not, and it does not (Xiong et al. 2020,
-arXiv:2002.04745). For each block and depth: the gradient's norm in each layer on the first step's rows,
-before any training; and the validation loss after training with the schedule's warm-up and with none.
-WORDs are those of training (python -m lmzoo.train --help); without any it is the default gpt with
-Glorot's initialisation, as in both papers, for 500 steps.
+With post-norm (Vaswani et al. 2017) the gradients of the last layers are large at the beginning,
+and a deep net needs warm-up; with pre-norm they are not, and it does not (Xiong et al. 2020,
+arXiv:2002.04745). For each block and depth: the gradient's norm in each layer on the first step's
+rows, before any training; and the validation loss after training with the schedule's warm-up and
+with none. WORDs are those of training (python -m lmzoo.train --help); without any it is the default
+gpt with Glorot's initialisation, as in both papers, for 500 steps.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,9 @@
 """What belongs to a run's beginning and end."""
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
+from ..errors import UserError
+from .saving import LOWER_IS_BETTER
 from .steps import last_step
 
 
@@ -16,6 +18,30 @@ class FirstValidation(Callback):
             trainer.validating = True
             trainer.fit_loop.epoch_loop.val_loop.run()
             trainer.training = True
+
+
+class EarlyStopping(callbacks.EarlyStopping):
+    """Lightning's: ends the run after `patience` validations in a row whose `monitor` was not better than the best.
+
+    A run that goes on counts those before, against its own patience.
+    """
+
+    def __init__(self, monitor: str, patience: int):
+        mode = "min" if LOWER_IS_BETTER.search(monitor.rpartition("/")[2]) else "max"
+        super().__init__(monitor, patience=patience, mode=mode, check_finite=False, check_on_train_epoch_end=False)
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        if self.monitor not in (known := task.measured()):
+            listed = ", ".join(sorted(known)) or "no metrics"
+            raise UserError(f"trainer.patience={self.patience} waits for checkpoint.monitor={self.monitor}, "
+                            f"but validation has {listed}")
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        super().load_state_dict(state_dict | {"patience": self.patience})
+
+    @property
+    def exhausted(self) -> bool:
+        return self.wait_count >= self.patience
 
 
 class LastValidation(Callback):

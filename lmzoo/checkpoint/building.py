@@ -19,14 +19,7 @@ def build(config: Mapping, trust: Sequence[str] = ()) -> nn.Module:
     not fit, and for a `_target_` anywhere in the tree whose resolved object was defined outside lmzoo.blocks,
     lmzoo.models, torch.nn and the modules named in `trust`, whatever the path that leads to it.
     """
-    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
-    for key, value in _leaves(plain, "model"):
-        if isinstance(value, str) and "${" in value:
-            raise UserError(f"{key}={value!r} is an interpolation: resolve the config before building from it")
-        if key.endswith("._target_"):
-            _check_target(key, value, tuple(trust))
-    if "_target_" not in plain:
-        raise UserError("the model config has no _target_: it must name a class of lmzoo.models")
+    plain = checked(config, trust)
     try:
         net = instantiate(plain, _convert_="all")
     except InstantiationException as error:
@@ -35,6 +28,19 @@ def build(config: Mapping, trust: Sequence[str] = ()) -> nn.Module:
         raise
     net.config = plain
     return net
+
+
+def checked(config: Mapping, trust: Sequence[str] = ()) -> dict:
+    """A model config as plain types, after `build` has refused what it would not resolve or import."""
+    plain = OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+    for key, value in _leaves(plain, "model"):
+        if isinstance(value, str) and "${" in value:
+            raise UserError(f"{key}={value!r} is an interpolation: resolve the config before building from it")
+        if key.endswith("._target_"):
+            _check_target(key, value, tuple(trust))
+    if not isinstance(plain, Mapping) or "_target_" not in plain:
+        raise UserError("the model config has no _target_: it must name a class of lmzoo.models")
+    return plain
 
 
 def _leaves(node: object, key: str) -> Iterable[tuple[str, object]]:

@@ -8,10 +8,12 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import BinaryIO
 from zipfile import is_zipfile
 
@@ -23,6 +25,7 @@ from ..errors import UserError
 from . import folders
 
 MANIFEST = "MANIFEST.json"
+NAMED = re.compile(r"GLOBAL (\S+)")  # in torch's words, what the file would have called
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +98,11 @@ def read(path: str | Path, map_location: object = "cpu", tensors: bool = True) -
         return torch.load(file, map_location=map_location, weights_only=True, mmap=not tensors)
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: give a checkpoint file or a run folder") from error
+    except UnpicklingError as error:  # whose text says how to open it all the same
+        if name := NAMED.search(str(error)):
+            raise UserError(f"{path} holds more than plain data ({name[1]}): not opened; it is no checkpoint of "
+                            "lmzoo") from error
+        raise UserError(f"{path} is not a whole checkpoint of plain types: give a file that lmzoo wrote") from error
     except Exception as error:
         reason = next(iter(str(error).splitlines()), "it ends too early")
         raise UserError(f"{path} is not a whole checkpoint of plain types: {reason}") from error

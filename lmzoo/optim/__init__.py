@@ -10,14 +10,14 @@ from inspect import signature
 import torch
 from hydra.utils import instantiate
 
-from .groups import freeze, hidden_matrices, parameter_groups, table
+from .groups import choose, freeze, hidden_matrices, parameter_groups, table
 from .muon import MuonAdamW
 from .schedules import constant, cosine, inverse_sqrt, linear, wsd
 from .slices import Adafactor
 
 __all__ = [
-    "Adafactor", "MuonAdamW", "build", "constant", "cosine", "freeze", "hidden_matrices", "inverse_sqrt", "linear",
-    "parameter_groups", "table", "wsd",
+    "Adafactor", "MuonAdamW", "build", "choose", "constant", "cosine", "freeze", "hidden_matrices", "inverse_sqrt",
+    "linear", "parameter_groups", "table", "wsd",
 ]  # fmt: skip
 
 FUSED_DEVICES = ("cpu", "cuda")

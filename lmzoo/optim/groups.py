@@ -23,10 +23,10 @@ def freeze(net: nn.Module, patterns: Iterable[str]) -> None:
         weights[name].requires_grad_(False)
 
 
-def choose(names: Collection[str], patterns: Iterable[str], word: str) -> set[str]:
+def choose(names: Collection[str], patterns: Iterable[str], word: str, kind: str = "parameter") -> set[str]:
     """The names that shell patterns match, each pattern after those before: `-head*` leaves out again what it matches.
 
-    Raises UserError, which begins with `word`, for a pattern that matches none.
+    Raises UserError, which begins with `word` and says of which `kind` they are, for a pattern that matches none.
     """
     chosen: set[str] = set()
     for pattern in patterns:
@@ -35,7 +35,7 @@ def choose(names: Collection[str], patterns: Iterable[str], word: str) -> set[st
             parts = dict.fromkeys(part for name in names for part in accumulate(name.split("."), "{}.{}".format))
             near = difflib.get_close_matches(pattern.strip("-*."), parts, n=3, cutoff=0.5)
             near = near or dict.fromkeys(name.split(".")[0] for name in names)
-            raise UserError(f"{word}: {pattern} matches no parameter; there are {', '.join(f'{n}*' for n in near)}")
+            raise UserError(f"{word}: {pattern} matches no {kind}; there are {', '.join(f'{n}*' for n in near)}")
         chosen = chosen - matched if pattern.startswith("-") else chosen | matched
     return chosen
 
