@@ -24,7 +24,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import environment, parts, ranks, runs
+from . import environment, parts, ranks
 from .config import command
 from .errors import UserError, naming
 from .literal import plain
@@ -105,29 +105,14 @@ def train(config: DictConfig):
 
 def assemble(config: DictConfig):
     """(task, data module) of a run: a fresh net, or that of `init_from` (a resumed run's weights come with `fit`)."""
-    import torch
-
-    from . import adapters, checkpoint, data, engines, load
+    from . import data
+    from .origin import open_origin
     from .plan import count_steps, plan
 
-    state, earlier, source, base, named = {}, {}, None, None, {}
-    if config.ckpt:
-        state = checkpoint.read(config.ckpt, tensors=False)
-        earlier = checkpoint.identify(state, config.ckpt)
-        runs.check_unedited(plain(config), earlier["config"])
-        checkpoint.check_resumable(state, config.ckpt, config.trust)
-        if config.adapter:
-            base, named = checkpoint.load_base(earlier, config.ckpt, config.trust), earlier["base"]
-    elif config.init_from:
-        place = checkpoint.locate_base(config.init_from) if config.adapter else config.init_from
-        source = base = load(place, tuple(config.trust))
-        if not ranks.follows():  # the first rank's configuration has the task's head by now
-            runs.check_unedited({"model": plain(config.model)}, {"model": source.config}, free=runs.NOT_THE_NET)
-        checkpoint.check_finite(source.state_dict(), config.init_from)
-        if config.adapter:
-            named = checkpoint.name_base(place, source, Path(config.run_dir) / "checkpoints")
+    origin = open_origin(config)
+    source, earlier = origin.source, origin.identity
     parts.check_parts(config, source, earlier)
-    parts.check_ends(parts.build_trainer(config, steps=1), state)  # the mistakes in its words, before any long work
+    parts.check_ends(parts.build_trainer(config, steps=1), origin.state)  # the mistakes in its words, before long work
     tokenizer = parts.build_tokenizer(config, source, earlier, say)
     if source and config.tokenizer.add:
         say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
@@ -139,6 +124,31 @@ def assemble(config: DictConfig):
         raise UserError(f"ckpt={config.ckpt}: its data has changed since ({texts}), so its run cannot go on; "
                         "init_from= starts a new one from its weights")
     config.model = parts.model_config(config, store.labels)
+    task = parts.build_task(config, build_net(config, origin.base, tokenizer), tokenizer)
+    task.identity = {
+        "config": plain(config),
+        "tokenizer": tokenizer.json,
+        "labels": store.labels,
+        "store": store.name,
+        "base": origin.named,
+        "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
+        "version": version("lmzoo"),
+    }
+    module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed,
+                             limits={"val": config.trainer.limit_val_batches})
+    task.total_steps = count_steps(config.trainer, module)
+    first_step = origin.state.get("global_step", 0)
+    task.plan = plan(task.net, config, module, task, steps=task.total_steps, first_step=first_step)
+    if config.trainer.overfit:
+        repeat_first_window(module, task.total_steps)
+    return task, module
+
+
+def build_net(config: DictConfig, base, tokenizer):
+    """The net that a run trains, in the form that it trains it in, with the weights of `base` where there is one."""
+    import torch
+
+    from . import adapters, checkpoint, engines
 
     torch.manual_seed(config.seed)
     net = checkpoint.build(config.model, config.trust)
@@ -151,24 +161,7 @@ def assemble(config: DictConfig):
         engines.recompute_blocks(net)
     if config.compile:
         engines.compile_blocks(net)
-    task = parts.build_task(config, net, tokenizer)
-    task.identity = {
-        "config": plain(config),
-        "tokenizer": tokenizer.json,
-        "labels": store.labels,
-        "store": store.name,
-        "base": named,  # of an adapter
-        "wandb_id": earlier.get("wandb_id") or secrets.token_hex(4),
-        "version": version("lmzoo"),
-    }
-    module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed,
-                             limits={"val": config.trainer.limit_val_batches})
-    task.total_steps = count_steps(config.trainer, module)
-    first_step = state.get("global_step", 0)
-    task.plan = plan(net, config, module, task, steps=task.total_steps, first_step=first_step)
-    if config.trainer.overfit:
-        repeat_first_window(module, task.total_steps)
-    return task, module
+    return net
 
 
 def return_to_best(trainer, task, module) -> None:

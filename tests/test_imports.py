@@ -28,10 +28,11 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "memory": {"adapters", "blocks", "checkpoint", "engines", "optim"},
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
-    "tasks": {"blocks", "draws", "optim", "decoding", "checkpoint", "tokenizer"},
+    "tasks": {"blocks", "callbacks", "draws", "optim", "decoding", "checkpoint", "tokenizer"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
     "parts": CONFIG | {"adapters", "callbacks", "checkpoint", "data", "engines", "memory", "optim", "tokenizer"},
-    "train": CONFIG | {"adapters", "engines", "environment", "parts", "checkpoint", "data", "plan", "load"},
+    "origin": CONFIG | {"checkpoint", "load"},
+    "train": CONFIG | {"origin", "adapters", "engines", "environment", "parts", "checkpoint", "data", "plan", "load"},
     "evaluate": CONFIG | {"parts", "checkpoint", "data", "load"},
     "generate": CONFIG | {"decoding", "load"},
 }

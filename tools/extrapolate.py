@@ -3,7 +3,7 @@
 python -m lmzoo.tools.extrapolate [--length 128] [--read 512] [--png FILE] [WORD ...]
 
 Trains a decoder in rows of --length for each scheme, then reads held-out text in rows of --read:
-its nats per token at each position. A rotary net is also read with its turns scaled to the longer rows.
+its nats per token at each position. A rotary net is also read with turns scaled to longer rows.
 Learned positions end where training did, and are read as far as they go. WORDs are of training
 (python -m lmzoo.train --help); without any it is the default run, about two minutes for a scheme on
 two cores.
