@@ -235,7 +235,9 @@ def test_two_ranks_are_the_run_of_one(words, tmp_path, more):
 @pytest.mark.slow
 def test_a_spread_run_is_the_run_of_one(words, tmp_path, corpus):
     """trainer=fsdp, to folders of shares, with recomputed blocks; its checkpoint goes on and is measured on one."""
-    given = ("model=gpt", "task=clm", "data.micro_batch_size=1", "trainer.accelerator=cpu", f"data.test_path={corpus}")
+    test = tmp_path / "test.txt"
+    test.write_bytes(corpus.read_bytes())  # a file of its own: what is trained on is refused
+    given = ("model=gpt", "task=clm", "data.micro_batch_size=1", "trainer.accelerator=cpu", f"data.test_path={test}")
     fsdp = ("trainer=fsdp", "checkpoint.sharded=true", "trainer.activation_checkpointing=true")
     one = command(*words(tmp_path / "one", *given))
     two = command(*words(tmp_path / "two", *given, *fsdp))
