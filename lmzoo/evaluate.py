@@ -51,6 +51,7 @@ def evaluate(config: DictConfig) -> dict[str, float]:
     config.callbacks = {}
     config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
     task = parts.build_task(config, net, net.tokenizer)
+    task.identity = trained
     module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed,
                              limits={split: config.trainer.limit_val_batches})
     trainer = parts.build_trainer(config, steps=1)

@@ -86,9 +86,12 @@ def model_config(config: DictConfig, labels: list[str] | None) -> dict:
     model = plain(config.model)
     if "head" not in config.task:
         return model
+    kind = config.task.get("labels")
+    labels = [""] if kind == "number" else labels  # one output
     if not labels:
-        raise UserError("this task needs labels, and the data has none: name their column, data.label_column=NAME")
-    if len(labels) < 2:
+        column = "tags_column" if kind == "tags" else "label_column"
+        raise UserError(f"this task needs labels, and the data has none: name their column, data.{column}=NAME")
+    if len(labels) < 2 and kind not in ("number", "classes"):
         raise UserError(f"every text has the label {labels[0]!r}: a task of classes needs two or more")
     head = plain(config.task.head)
     if head.get("pool") == "auto":  # where each family's pretraining gathers what it knows of the row

@@ -3,79 +3,41 @@
 Run as a script this file is one of two ranks that test one net on 7 texts.
 """
 
-import json
+import math
 import warnings
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from lightning import LightningDataModule, Trainer
-from lmzoo.tasks.classification import Classification, Labelled
+from lightning import Trainer
+from lmzoo.tasks.classification import AUROC, Classification
+from lmzoo.tasks.downstream import Labelled
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
-import models
+import downstream_run
 import ranks
+from downstream_run import TEXTS, TOKENIZER, held, learn
 from lmzoo.errors import UserError
-from lmzoo.tokenizer import byte
 
-TOKENIZER = byte([], 400, sentinels=3)
 LABELS = ["json", "os", "re"]
-TEXTS = ["load a document", "list a folder", "match", "dump it", "walk the tree of folders", "search", "scan"]
-OPTIM = {"lr": 1e-3, "weight_decay": 0.0, "clip_norm": None, "optimizer": partial(torch.optim.AdamW)}
-POOL = {"bert": "first", "gpt": "last", "t5": "last"}
+SEVERAL = [[0], [0, 2], [], [1], [1, 2], [0, 1, 2], [2]]
+METRICS = ["loss", "accuracy", "f1", "f1_weighted", "mcc", "auroc", "majority"]
+task = partial(downstream_run.task, Classification)
 
 
-def task(name="gpt", **words):
-    head = {"_target_": "lmzoo.blocks.head.Classifier", "_partial_": True, "n_classes": 3, "pool": POOL[name]}
-    net = models.make(name, vocab_size=len(TOKENIZER), head=head, **words)
-    return Classification(net, TOKENIZER, OPTIM, lambda step, total: 1.0).eval()
+def examples(labels=(0, 1, 2, 0, 1, 2, 0), **words):
+    return downstream_run.examples(labels, **words)
 
 
-def examples(texts=TEXTS):
-    for sample, text in enumerate(texts):
-        tokens = np.array(TOKENIZER.document(TOKENIZER.encode(text)))
-        yield {"tokens": tokens, "label": sample % 3, "key": (0, 0, sample)}
+def texts(collator, labels=(0, 1, 2, 0, 1, 2, 0), **words):
+    return downstream_run.Texts(collator, examples(labels), LABELS, **words)
 
 
-def held(cut=0, unlabelled=0, labels=()):
-    """What the task asks of a split's rows."""
-    return SimpleNamespace(n_cut=cut, split=SimpleNamespace(n_unlabelled=unlabelled, labels=list(labels)))
-
-
-class Texts(LightningDataModule):
-    """Seven texts in batches of 2, shared out as the real data module does."""
-
-    labels, rows = LABELS, {"test": held(cut=0)}
-
-    def __init__(self, collator, rank=0, world=1, size=2):
-        super().__init__()
-        rows = list(examples())
-        batches = [collator(rows[begin : begin + size]) for begin in range(0, len(rows), size)]
-        self.batches = batches[rank::world]
-
-    def evaluated(self, split):
-        return [None]
-
-    def val_dataloader(self):
-        return DataLoader(self.batches, batch_size=None)
-
-    test_dataloader = val_dataloader
-
-
-def evaluate(folder, rank=0, world=1, size=2, split="test"):
-    """(metrics, predictions) of one net on the texts; the predictions that it wrote, in the file's order."""
+def evaluate(folder, rank=0, world=1, size=2, split="test", labels=(0, 1, 2, 0, 1, 2, 0), kind="class"):
     tested = task()
-    shared = {"strategy": "ddp", "devices": 2, "use_distributed_sampler": False} if world == 2 else {}
-    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=folder, **shared)
-    run = {"test": trainer.test, "val": trainer.validate}[split]
-    (metrics,) = run(tested, datamodule=Texts(tested.collator, rank, world, size), verbose=False)
-    file = Path(folder) / "predictions.jsonl"
-    written = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return metrics, written, tested.show()
+    data = texts(tested.collator, labels, kind=kind, rank=rank, world=world, size=size)
+    return downstream_run.evaluate(folder, tested, data, world, split)
 
 
 def test_collator_by_hand():
@@ -136,17 +98,10 @@ def test_loss_is_torchs_and_smoothing_is_off_in_evaluation():
         torch.testing.assert_close(model.loss(batch)["loss"], expected)
 
 
+@pytest.mark.parametrize("labels", [(0, 1, 2, 0, 1, 2, 0), SEVERAL])
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
-def test_one_repeated_batch_is_learned(name):
-    model, batch = task(name).train(), Labelled(TOKENIZER.pad)(list(examples()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.0)
-    for _ in range(80):
-        optimizer.zero_grad()
-        sums = model.loss(batch)
-        (sums["loss"] / sums["targets"]).backward()
-        optimizer.step()
-    assert sums["loss"] / sums["targets"] < 0.02
-    assert sums["correct"] == sums["targets"] == 7
+def test_one_repeated_batch_is_learned(name, labels):
+    assert learn(task(name), examples(labels)) < 0.02
 
 
 def test_predictions_and_metrics(tmp_path):
@@ -173,13 +128,21 @@ def test_predictions_and_metrics(tmp_path):
     assert all(len(line) <= 100 for line in shown.splitlines())
 
 
-def test_two_ranks_and_other_batch_sizes_give_the_same(tmp_path):
-    """Seven texts in four batches: rank 0 has four of them, rank 1 three, and the file is the one of a single rank."""
+@pytest.mark.parametrize(("kind", "labels"), [("class", (0, 1, 2, 0, 1, 2, 0)), ("classes", SEVERAL)])
+def test_other_batch_sizes_give_the_same(tmp_path, kind, labels):
+    expected = evaluate(tmp_path / "one", size=7, kind=kind, labels=labels)
+    for size in (1, 3):
+        assert same(evaluate(tmp_path / "small", size=size, kind=kind, labels=labels), expected)
+
+
+def test_two_ranks_give_the_same(tmp_path):
+    """Seven texts in four batches: rank 0 has four of them, rank 1 three; or in one: rank 1 has a filler only."""
     expected = evaluate(tmp_path / "one", size=7)
-    assert same(evaluate(tmp_path / "small", size=1), expected)
     found = ranks.run(__file__, tmp_path)
-    assert same(found[0], expected)
-    assert found[1][0] == pytest.approx(expected[0], abs=1e-6)
+    for shared, filler in found:
+        assert shared[0] == pytest.approx(expected[0], abs=1e-6)
+        assert filler[0] == pytest.approx(expected[0], abs=1e-6)
+    assert same(found[0][0], expected) and same(found[0][1], expected)
 
 
 def same(found, expected):
@@ -192,7 +155,7 @@ def same(found, expected):
 
 def test_validation_shows_texts_and_writes_nothing(tmp_path):
     metrics, rows, shown = evaluate(tmp_path, split="val")
-    assert metrics.keys() == {"val/loss", "val/accuracy", "val/f1", "val/majority"}
+    assert metrics.keys() == {f"val/{name}" for name in METRICS}
     assert rows == [] and TEXTS[0] in shown
     assert task().show() == ""
 
@@ -200,14 +163,14 @@ def test_validation_shows_texts_and_writes_nothing(tmp_path):
 def test_a_checkpoint_names_its_classes(tmp_path):
     tested, checkpoint = task(), {}
     Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).validate(
-        tested, datamodule=Texts(tested.collator), verbose=False)  # fmt: skip
+        tested, datamodule=texts(tested.collator), verbose=False)  # fmt: skip
     tested.on_save_checkpoint(checkpoint)
     assert checkpoint["lmzoo"]["labels"] == LABELS
 
 
 def test_labels_that_are_not_the_heads_are_refused():
     tested = task()
-    data = Texts(tested.collator)
+    data = texts(tested.collator)
     data.labels = LABELS[:2]
     with pytest.raises(UserError, match="the data has 2 labels, but the model's head has 3 classes"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
@@ -215,7 +178,7 @@ def test_labels_that_are_not_the_heads_are_refused():
 
 def test_cut_texts_are_counted(tmp_path):
     tested = task()
-    data = Texts(tested.collator)
+    data = texts(tested.collator)
     data.rows = {"train": held(cut=1234), "test": held(cut=0)}
     with pytest.warns(UserWarning, match="1,234 tokens of train are not read"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
@@ -224,7 +187,7 @@ def test_cut_texts_are_counted(tmp_path):
 
 def test_texts_without_a_label_are_refused():
     tested = task()
-    data = Texts(tested.collator)
+    data = texts(tested.collator)
     data.rows = {"test": held(unlabelled=3)}
     with pytest.raises(UserError, match="3 texts of test have no label"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
@@ -232,13 +195,101 @@ def test_texts_without_a_label_are_refused():
 
 def test_a_label_that_is_not_trained_on_is_refused():
     tested = task()
-    data = Texts(tested.collator)
+    data = texts(tested.collator)
     first, second, third = LABELS
     data.rows = {"train": held(labels=[first]), "test": held(labels=[third, first, second])}
     with pytest.raises(UserError, match=f"no text of train has the label '{third}', '{second}', which test has"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
 
 
+def test_metrics_of_one_label_by_hand(tmp_path):
+    """The confusions are [[2, 1, 0], [1, 1, 0], [0, 0, 2]] (label, prediction)."""
+    labels, guesses = [0, 0, 0, 1, 1, 2, 2], [0, 0, 1, 0, 1, 2, 2]
+    tested = task()
+    tested.logits = lambda batch: 3.0 * F.one_hot(torch.tensor(guesses), 3)
+    found, _, _ = downstream_run.evaluate(tmp_path, tested, texts(tested.collator, labels, size=7))
+    assert found["test/accuracy"] == pytest.approx(5 / 7)
+    assert found["test/f1"] == pytest.approx((4 / 6 + 2 / 4 + 1) / 3)
+    assert found["test/f1_weighted"] == pytest.approx((3 * 4 / 6 + 2 * 2 / 4 + 2 * 1) / 7)
+    # Gorodkin's R_K: (5 * 7 - (3*3 + 2*2 + 2*2)) / (7*7 - (9 + 4 + 4)), as predictions are distributed as labels
+    assert found["test/mcc"] == pytest.approx((35 - 17) / (49 - 17))
+    # of pairs (in, out) of a class, those in the right order, ties a half: 0: (2*3 + (2*1 + 1*3)/2) / 12; 1: ...
+    assert found["test/auroc"] == pytest.approx((8.5 / 12 + (4 + 5 / 2) / 10 + 1) / 3)
+    assert found["test/majority"] == pytest.approx(3 / 7)
+    assert tested.scores["majority"].counts.tolist() == [[2, 1, 0], [1, 1, 0], [0, 0, 2]]
+    assert (tmp_path / "confusion.png").stat().st_size > 5000
+
+
+def test_metrics_of_several_labels_by_hand(tmp_path):
+    marks = torch.tensor([[1, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 1], [1, 1, 1], [1, 0, 1]])
+    tested = task()
+    tested.logits = lambda batch: (marks * 2.0 - 1) * 2
+    data = texts(tested.collator, SEVERAL, kind="classes", size=7)
+    found, rows, shown = downstream_run.evaluate(tmp_path, tested, data)
+    assert [row["label"] for row in rows] == [[LABELS[i] for i in own] for own in SEVERAL]
+    assert [row["prediction"] for row in rows] == [
+        ["json"], ["json"], [], ["os", "re"], ["re"], LABELS, ["json", "re"]]  # fmt: skip
+    # (true, false, missed): json (3, 1, 0), os (2, 0, 1), re (3, 1, 1); 4 of 21 decisions are wrong
+    assert found["test/f1"] == pytest.approx((6 / 7 + 4 / 5 + 6 / 8) / 3)
+    assert found["test/f1_micro"] == pytest.approx(16 / 20)
+    assert found["test/exact_match"] == pytest.approx(3 / 7)
+    right, wrong = math.log1p(math.exp(-2)), math.log1p(math.exp(2))
+    assert found["test/loss"] == pytest.approx((17 * right + 4 * wrong) / 21)
+    assert not (tmp_path / "confusion.png").exists()
+    assert "none (right)" in shown
+
+
+@pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 0]])
+def test_auroc_is_of_the_classes_where_it_is_defined(labels):
+    score = AUROC(num_classes=3, average="none", validate_args=False)
+    score.update(torch.tensor([[0.6, 0.4, 0.0], [0.3, 0.5, 0.2], [0.2, 0.8, 0.0]]), torch.tensor(labels))
+    found = float(score.compute())
+    assert math.isnan(found) if len(set(labels)) == 1 else found == pytest.approx(1 / 2)
+
+
+def test_validation_of_nothing_names_all_metrics():
+    """As is asked before a run begins, for `checkpoint.monitor`."""
+    tested = task()
+    tested.trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    tested.trainer.datamodule = texts(tested.collator)
+    tested.setup("fit")
+    assert set(tested.measured()) == {f"val/{name}" for name in METRICS}
+
+
+def weighted(weights, labels, kind="class"):
+    """A task that is ready to train on texts of these labels."""
+    tested = task(settings={"class_weights": weights})
+    tested.trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    tested.trainer.datamodule = data = texts(tested.collator, labels, kind=kind)
+    data.rows = {"train": held(labels=LABELS, numbers=labels)}
+    tested.setup("fit")
+    return tested
+
+
+def test_class_weights_by_hand():
+    labels = [0, 0, 0, 0, 1, 2, 2]
+    assert weighted("balanced", labels).weights.tolist() == pytest.approx([7 / 12, 7 / 3, 7 / 6])
+    assert weighted("balanced", SEVERAL, "classes").weights.tolist() == pytest.approx([4 / 3, 4 / 3, 3 / 4])
+    model = weighted([1, 2, 0], labels)
+    batch = model.collator(list(examples(labels)))
+    nats = -model.logits(batch).log_softmax(-1)[range(7), labels]
+    expected = (nats * torch.tensor([1.0, 1, 1, 1, 2, 0, 0])).sum()
+    torch.testing.assert_close(model.train().loss(batch)["loss"], expected)
+    torch.testing.assert_close(model.eval().loss(batch)["loss"], nats.sum())  # as it is without
+    model = weighted([1, 2, 0], SEVERAL, "classes").train()
+    batch = model.collator(list(examples(SEVERAL)))
+    p, marks = model.logits(batch).sigmoid(), batch["labels"]
+    expected = -(marks * p.log() * torch.tensor([1.0, 2, 0]) + (1 - marks) * (1 - p).log()).sum()
+    torch.testing.assert_close(model.loss(batch)["loss"], expected)
+
+
+@pytest.mark.parametrize("weights", [[1.0, 2.0], [1.0, 2.0, -1.0], [1.0, 2.0, math.inf]])
+def test_class_weights_that_are_not_the_classes_are_refused(weights):
+    with pytest.raises(UserError, match="for each of the 3 classes: json, os, re"):
+        weighted(weights, [0, 1, 2, 0, 1, 2, 0])
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    ranks.save(evaluate(ranks.folder() / "two", ranks.rank(), 2))
+    two = ranks.folder() / "two"
+    ranks.save([evaluate(two, ranks.rank(), 2), evaluate(two, ranks.rank(), 2, size=7)])

@@ -136,9 +136,9 @@ MISTAKES = [
     # pairs
     (("model=bert", "task=clm"), "task=clm needs a model of family decoder, but bert is of family encoder: tasks"),
     (("model=gpt", "task=mlm"), "models for mlm are bert"),
-    (("model=t5", "task=mlm"), "tasks for it are classification, span_corruption"),
+    (("model=t5", "task=mlm"), "tasks for it are classification, regression, span_corruption"),
     ((), "no model: say model=NAME (one of bert, gpt, llama"),
-    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm)"),
+    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm, regression, token_classification)"),
     (("task=clm",), "no model: say model=NAME"),
     (("task=clm", "init_from=/nowhere"), "init_from=/nowhere does not exist"),
     (("ckpt=/nowhere", "optim.lr=1"), "optim.lr: ckpt=/nowhere goes on with that run as it is"),

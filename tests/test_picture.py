@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from lmzoo.callbacks.picture import TRAIN, VALIDATION, draw
+from lmzoo.callbacks.picture import TRAIN, VALIDATION, draw, draw_confusion
 
 
 def has_colour(image: np.ndarray, colour: str) -> bool:
@@ -41,3 +41,22 @@ def test_a_title_is_literal_and_never_warns(tmp_path, title):
         draw([], tmp_path / "loss.png", title=title)
     top = matplotlib.image.imread(tmp_path / "loss.png")[:80, :350, :3]
     assert bool((top < 0.5).any()) == (title not in ("", "运行"))
+
+
+@pytest.mark.parametrize("names", [["a", "b"], ["运行", "a$b^$c"], [f"class {n}" for n in range(40)]])
+def test_confusions_stand_where_label_and_prediction_meet(tmp_path, names):
+    """The centre of what is dark, for texts of one class that are taken for one class."""
+
+    def centre(label, prediction):
+        counts = np.zeros((len(names), len(names)))
+        counts[label, prediction] = 7
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            draw_confusion(counts.tolist(), names, tmp_path / "confusion.png")
+        image = matplotlib.image.imread(tmp_path / "confusion.png")
+        red = image[:, int(0.25 * image.shape[1]) : int(0.75 * image.shape[1]), 0]  # without names and colour bar
+        return np.argwhere((red > 0.4) & (red < 0.75)).mean(0)
+
+    middle, last = len(names) // 2 - 1, len(names) // 2
+    (y, x), (below, same), (again, right) = centre(middle, middle), centre(last, middle), centre(middle, last)
+    assert y < below and same == pytest.approx(x, abs=10) and x < right and again == pytest.approx(y, abs=10)

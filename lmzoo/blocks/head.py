@@ -92,3 +92,15 @@ class Classifier(Pooler):
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """hidden (B, T, D), attention_mask (B, T) or None -> (B, n_classes)."""
         return self.out(self.drop(super().forward(hidden, attention_mask)))
+
+
+class Tagger(nn.Module):
+    """Class logits at every position: out(dropout(hidden))."""
+
+    def __init__(self, embed: Embed, *, n_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.drop, self.out = nn.Dropout(dropout), nn.Linear(embed.d_model, n_classes)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden (..., D) -> (..., n_classes)."""
+        return self.out(self.drop(hidden))

@@ -28,7 +28,8 @@ class EarlyStopping(callbacks.EarlyStopping):
 
     def __init__(self, monitor: str, patience: int):
         mode = "min" if LOWER_IS_BETTER.search(monitor.rpartition("/")[2]) else "max"
-        super().__init__(monitor, patience=patience, mode=mode, check_finite=False, check_on_train_epoch_end=False)
+        super().__init__(monitor, patience=patience, mode=mode, strict=False,  # some metrics are not always defined
+                         check_finite=False, check_on_train_epoch_end=False)
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         if self.monitor not in (known := task.measured()):

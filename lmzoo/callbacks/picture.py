@@ -42,7 +42,7 @@ def draw(rows: Sequence[dict[str, float]], path: str | Path, title: str = "") ->
     loss.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     for axis, colour in ((loss, INK), (rate, RATE)):
         _soften(axis, colour)
-    if set(map(ord, title)) <= get_font(findfont(FontProperties())).get_charmap().keys():  # else boxes, and warnings
+    if _drawable(title):
         loss.set_title(title, loc="left", fontsize=10, color=INK, parse_math=False)
     shown = [line for line in (*lines[1:], lines[0]) if len(line.get_xdata())]
     loss.legend(handles=shown, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), frameon=False, fontsize=9)
@@ -95,6 +95,29 @@ def draw_bars(bars: Sequence[tuple[str, float, float]], path: str | Path, label:
     axis.margins(x=0.1)
     _soften(axis, INK)
     figure.savefig(path)
+
+
+def draw_confusion(counts: Sequence[Sequence[float]], names: Sequence[str], path: str | Path) -> None:
+    """Draws how often texts of each class (a line) were taken for each (a column), a PNG at `path`."""
+    n = len(names)
+    figure, axis = _figure(height=max(4.5, 1.5 + 0.3 * n))
+    shares = [[value / max(1, sum(line)) for value in line] for line in counts]
+    image = axis.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, alpha=0.55)
+    for y, line in enumerate(counts if n <= 30 else ()):
+        for x, value in enumerate(line):
+            axis.text(x, y, f"{value:g}", ha="center", va="center", color=INK, fontsize=8)
+    shown = [name if _drawable(name) else str(place) for place, name in enumerate(names)]
+    axis.set_xticks(range(n), shown, rotation=90 if n > 6 else 0, fontsize=8, parse_math=False)
+    axis.set_yticks(range(n), shown, fontsize=8, parse_math=False)
+    axis.set_xlabel("prediction", color=INK)
+    axis.set_ylabel("label", color=INK)
+    figure.colorbar(image, label="share of the label's texts")
+    figure.savefig(path)
+
+
+def _drawable(text: str) -> bool:
+    """Whether the font has all signs of a text; else there would be boxes, and warnings."""
+    return set(map(ord, text)) <= get_font(findfont(FontProperties())).get_charmap().keys()
 
 
 def _figure(height: float = 4.5) -> tuple[Figure, Axes]:

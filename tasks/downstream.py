@@ -1,0 +1,213 @@
+"""What tasks on labelled documents share: their batches, what each family is read at, and what is written of a test.
+
+An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.04805), a decoder at its last kept token
+(GPT: Radford et al. 2018), an encoder-decoder at its decoder's only state when that is fed the start token.
+"""
+
+import json
+import math
+import os
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from ..blocks.loss import IGNORED
+from ..errors import UserError, few
+from .base import Task, kept, stack, wrap
+
+
+class Labelled:
+    """Collator: one document a row, which the data has cut to the row's length, its eos kept.
+
+    types: whether the net has token types, for the texts of pairs; n_classes: of documents with any number of them.
+    """
+
+    def __init__(self, pad: int, types: bool = False, n_classes: int = 0):
+        self.pad, self.types, self.n_classes = pad, types, n_classes
+
+    def window(self, row_length: int) -> tuple[int, None]:
+        """How many tokens a row reads; no stride, as a row is a document."""
+        return row_length, None
+
+    def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
+        """Documents (n,) -> input_ids, attention_mask (B, T), sample (B,): the row's place in its split; labels.
+
+        Of pairs, `second` (B,) says where the second text begins, and token_type_ids (B, T) are 1 from there on.
+        labels: classes (B,), marks of all classes (B, n_classes) or tags (B, T); of numbers (B,) 0, beside `numbers`.
+        """
+        rows = [row["tokens"] for row in examples]
+        batch = {
+            "input_ids": stack(rows, self.pad),
+            "attention_mask": kept(rows),
+            "sample": torch.tensor([row["key"][2] for row in examples]),
+        }
+        if any("second" in row for row in examples):
+            batch["second"] = torch.tensor([row.get("second", len(row["tokens"])) for row in examples])
+            if self.types:
+                places = torch.arange(batch["input_ids"].shape[1])
+                batch["token_type_ids"] = (places >= batch["second"][:, None]).long() * batch["attention_mask"]
+        return batch | self.targets(examples)
+
+    def targets(self, examples: list[dict]) -> dict[str, Tensor]:
+        """The labels as tensors; a row without one is no target."""
+        if "tags" in examples[0]:
+            return {"labels": stack([row["tags"] for row in examples], IGNORED)}
+        labels = [row.get("label") for row in examples]
+        kind = next((type(label) for label in labels if label is not None), int)
+        if kind is list:
+            classes = range(self.n_classes)
+            marks = [[IGNORED if own is None else int(place in own) for place in classes] for own in labels]
+            return {"labels": torch.tensor(marks)}
+        if kind is float:
+            numbers = torch.tensor([math.nan if label is None else label for label in labels], dtype=torch.float64)
+            return {"labels": torch.where(numbers.isnan(), IGNORED, 0), "numbers": numbers}
+        return {"labels": torch.tensor([IGNORED if label is None else label for label in labels])}
+
+
+class Downstream(Task):
+    """A net with a head of its own for labels: metrics, and predictions.jsonl in the run's folder after a test.
+
+    A subclass defines `judged` (the sums of the loss), `metrics_of` (its metrics by name, for labels of a kind),
+    `count` (tell them of a batch), `predicted` (what is written of each row) and `verdict` (how that is shown).
+    """
+
+    def __init__(self, net: nn.Module, tokenizer, *args, **settings):
+        super().__init__(net, tokenizer, *args, **settings)
+        if net.family == "encoder-decoder":
+            tokenizer.require("start", task=type(self).__module__.rpartition(".")[2])
+        types = net.family != "encoder-decoder" and net.embed.types is not None and net.embed.types.num_embeddings > 1
+        self.n_outputs = net.head.out.out_features
+        self.collator = Labelled(tokenizer.pad or 0, types, self.n_outputs)
+        self.labels: list[str] = []
+        self.predictions: list[tuple[int, dict]] = []  # (place in the split, what is written of it)
+
+    def setup(self, stage: str) -> None:
+        """Take the labels' names from the data, check them, and count what of its texts a row doesn't hold."""
+        data = self.trainer.datamodule
+        self.labels = list(data.labels or ())
+        self.identity["labels"] = self.labels or None  # a checkpoint names its classes
+        if self.labels and len(self.labels) != self.n_outputs:
+            raise UserError(f"the data has {len(self.labels)} labels, but the model's head has {self.n_outputs} "
+                            "classes")
+        learned = data.rows["train"].split.labels if "train" in data.rows else self.labels
+        for name, rows in data.rows.items():
+            if rows.split.n_unlabelled:
+                raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
+            if unknown := [label for label in rows.split.labels if label not in learned]:
+                raise UserError(f"no text of train has the label {few(map(repr, unknown))}, which {name} has: "
+                                f"leave those texts out of {name}, or give others to train on")
+        cut = [f"{rows.n_cut:,} tokens of {split}" for split, rows in data.rows.items() if rows.n_cut]
+        if cut:
+            self.warn_once(f"data.row_length: {', '.join(cut)} are not read")
+        with warnings.catch_warnings(action="ignore"):  # of the memory that some take
+            self.scores = MetricCollection(self.metrics_of(data.store.kind))
+
+    def trained_labels(self) -> Iterator[int | list[int] | float]:
+        """The label of every training document."""
+        for rows in self.trainer.datamodule.rows["train"].sources.values():
+            yield from map(rows.split.label, range(rows.split.n_documents))
+
+    def logits(self, batch: dict) -> Tensor:
+        """(B, outputs of the head) in fp32."""
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        if self.net.family == "encoder-decoder":
+            start = torch.full_like(ids[:, :1], self.tokenizer.start)
+            return self.net(ids, mask, start, readout=lambda head, hidden: head(hidden)).float()
+        return self.net(ids, mask, readout=lambda head, hidden: head(hidden, mask), **self.types(batch)).float()
+
+    def types(self, batch: dict) -> dict[str, Tensor]:
+        """The token types of a batch of pairs, where the net has any."""
+        return {name: batch[name] for name in ("token_type_ids",) if name in batch}
+
+    def loss(self, batch: dict) -> dict[str, Tensor]:
+        return self.judged(self.logits(batch), batch)
+
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        self.scores.reset()
+        self.predictions = []
+
+    def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        logits = self.evaluate(batch, dataloader_idx)
+        if index == 0:
+            self.predictions += self.written(batch, logits)  # for `show`
+
+    def test_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
+        self.predictions += self.written(batch, self.evaluate(batch, dataloader_idx))
+
+    def evaluate(self, batch: dict, source: int) -> Tensor:
+        """Count the batch in the metrics; returns its logits."""
+        logits = self.logits(batch)
+        self.add(self.judged(logits, batch), source)
+        self.count(logits, batch)
+        return logits
+
+    def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
+        """The loss and all metrics that are defined; of a set by itself the loss, and the accuracy where it is one."""
+        found = super().summarise(sums, split)
+        if "/" in split:
+            return {name: found[name] for name in ("loss", "accuracy") if name == "loss" or name in self.scores}
+        if not sums["targets"]:  # nothing was seen
+            return {"loss": found["loss"]} | dict.fromkeys(self.scores.keys(), math.nan)
+        with warnings.catch_warnings(action="ignore"):  # of what is not defined
+            computed = {name: float(value) for name, value in self.scores.compute().items()}
+        return {"loss": found["loss"]} | {name: value for name, value in computed.items() if not math.isnan(value)}
+
+    def written(self, batch: dict, logits: Tensor) -> list[tuple[int, dict]]:
+        """For each text its place in the split, and what is written of it: itself, its label and the prediction."""
+        if (batch["labels"] == IGNORED).all():  # a filler
+            return []
+        columns = batch["sample"].tolist(), self.texts(batch), self.predicted(batch, logits)
+        return [(sample, text | line) for sample, text, line in zip(*columns, strict=True)]
+
+    def texts(self, batch: dict) -> list[dict[str, str]]:
+        """The text of each row; of a pair both."""
+        rows, seconds = tokens(batch), batch.get("second")
+        if seconds is None:
+            return [{"text": self.tokenizer.decode(row)} for row in rows]
+        return [{"text": self.tokenizer.decode(row[:second]), "second": self.tokenizer.decode(row[second:])}
+                for row, second in zip(rows, seconds.tolist(), strict=True)]
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics, and write predictions.jsonl: every text of the split once, in the split's order."""
+        super().on_test_epoch_end()
+        if self.trainer.world_size > 1:
+            parts: list = [None] * self.trainer.world_size
+            dist.all_gather_object(parts, self.predictions)
+            self.predictions = [prediction for part in parts for prediction in part]
+        self.predictions.sort(key=lambda prediction: prediction[0])
+        if self.trainer.is_global_zero:
+            records = [record for _, record in self.predictions]
+            write_lines(Path(self.trainer.default_root_dir) / "predictions.jsonl", records)
+
+    def show(self) -> str:
+        """Some texts that were held out, what they were taken for, and their labels."""
+        if not self.predictions:
+            return ""
+        lines = ["Some held-out texts:"]
+        for _, row in self.predictions[:: max(1, len(self.predictions) // 5)][:5]:
+            text = " ".join(row["words"]) if "words" in row else " / ".join(
+                row[name] for name in ("text", "second") if name in row)
+            lines.append(wrap(textwrap.shorten(text, 190, placeholder=" ..."), "  "))
+            lines.append("      " + textwrap.shorten(self.verdict(row), 94, placeholder=" ..."))
+        return "\n".join(lines)
+
+
+def tokens(batch: dict) -> list[list[int]]:
+    """The ids of each row, without its padding."""
+    lengths = batch["attention_mask"].sum(1).tolist()
+    return [row[:n] for row, n in zip(batch["input_ids"].tolist(), lengths, strict=True)]
+
+
+def write_lines(path: Path, records: list[dict]) -> None:
+    """Write records as JSON lines, in one move."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".tmp")
+    beside.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
+    os.replace(beside, path)
