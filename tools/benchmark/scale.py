@@ -113,7 +113,7 @@ def picture(found: dict[str, list[tuple[int, Row, float]]], file: Path) -> None:
         panel.loglog(sizes, [row.tokens_per_s for row in rows], "o-", color="tab:orange", label="measured")
         panel.loglog(sizes, model, "--", color="tab:gray", label="as its FLOPs say")
         panel.set_xticks(sizes, map(str, sizes))
-        panel.minorticks_off()
+        panel.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         panel.set(xlabel=axis, ylabel="tokens/s")
     panels[0].legend(fontsize="small")
     figure.savefig(file, dpi=120)
