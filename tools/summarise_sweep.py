@@ -24,7 +24,7 @@ from lmzoo.tools import answer, new_file, parser
 from lmzoo import UserError
 from lmzoo.callbacks.metrics import Table
 from lmzoo.callbacks.picture import draw_bars, draw_line, draw_map
-from lmzoo.callbacks.saving import LOWER_IS_BETTER
+from lmzoo.callbacks.saving import lower_is_better
 from lmzoo.checkpoint import in_training
 from lmzoo.checks import explain
 from lmzoo.literal import load, plain
@@ -66,7 +66,7 @@ def summarise(folder: str, metric: str = "val/loss", picture: str | None = None)
     known = {name for run in runs for name in run.metrics}
     if known and metric not in known:
         raise UserError(f"--metric {metric}: no run in {folder} has it{nearest(metric, known)}")
-    sign = 1 if LOWER_IS_BETTER.search(metric.rpartition("/")[2]) else -1
+    sign = 1 if lower_is_better(metric) else -1
     tasks = list(dict.fromkeys(run.task for run in runs if run.task)) or [None]
     sections = []
     for task in tasks:

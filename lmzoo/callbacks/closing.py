@@ -3,7 +3,7 @@
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
 
 from ..errors import UserError
-from .saving import LOWER_IS_BETTER
+from .saving import lower_is_better
 from .steps import last_step
 
 
@@ -27,7 +27,7 @@ class EarlyStopping(callbacks.EarlyStopping):
     """
 
     def __init__(self, monitor: str, patience: int):
-        mode = "min" if LOWER_IS_BETTER.search(monitor.rpartition("/")[2]) else "max"
+        mode = "min" if lower_is_better(monitor) else "max"
         super().__init__(monitor, patience=patience, mode=mode, strict=False,  # some metrics are not always defined
                          check_finite=False, check_on_train_epoch_end=False)
 

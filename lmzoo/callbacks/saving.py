@@ -22,6 +22,11 @@ EARLIER = ("there is none yet", "the earlier ones stay")
 LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error")
 
 
+def lower_is_better(metric: str) -> bool:
+    """Whether the less of a metric is better, as of a loss, perplexity, error or bits, whatever the set is called."""
+    return bool(LOWER_IS_BETTER.search(metric.rpartition("/")[2]))
+
+
 class AtomicIO(TorchCheckpointIO):
     """Lightning's reading and writing of checkpoints through `lmzoo.checkpoint`: one move, sha256, plain types only.
 
@@ -83,7 +88,7 @@ class Checkpoints(Checkpoint):
         self.keep_last = keep_last
         self.keep_best = keep_best
         self.monitor = monitor
-        self.sign = 1 if LOWER_IS_BETTER.search(monitor.rpartition("/")[2]) else -1
+        self.sign = 1 if lower_is_better(monitor) else -1
         self.overdue = self.failing = False
 
     def state_dict(self) -> dict:
