@@ -12,7 +12,7 @@ from lmzoo.tools.merge_adapter import merge
 
 import lmzoo
 import tiny_run
-from lmzoo import UserError, checkpoint, evaluate, plan
+from lmzoo import UserError, checkpoint, evaluate
 from lmzoo.config import command, compose
 
 TASKS = {"bert": "mlm", "gpt": "clm", "t5": "span_corruption"}
@@ -22,11 +22,7 @@ LORA = ("adapter=lora", "adapter.rank=2")
 
 @pytest.fixture(scope="module", autouse=True)
 def lean():
-    """Without what a run measures and draws for people."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MEASURED_SECONDS", 0.0)
-        patch.setattr("lmzoo.callbacks.metrics.draw", lambda *_, **__: None)
-        patch.setattr("lmzoo.train.learned", lambda task: "")
+    with tiny_run.lean():
         yield
 
 

@@ -13,17 +13,12 @@ import torch
 
 import lmzoo
 import tiny_run
-from lmzoo import plan
 from tiny_run import TASKS, digest, rows, spoken
 
 
 @pytest.fixture(scope="module", autouse=True)
 def lean():
-    """Without the pass that a plan measures, the picture, and what a net shows at the end: none of them trains."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "MEASURED_SECONDS", 0.0)
-        patch.setattr("lmzoo.callbacks.metrics.draw", lambda *_, **__: None)
-        patch.setattr("lmzoo.train.learned", lambda task: "")
+    with tiny_run.lean():
         yield
 
 

@@ -3,10 +3,12 @@
 import csv
 import hashlib
 import random
+from contextlib import contextmanager
 
+import pytest
 import torch
 
-from lmzoo import checkpoint
+from lmzoo import checkpoint, plan
 
 TINY = (
     "size=tiny", "model.d_model=16", "model.n_layers=1", "model.n_heads=2", "model.d_ff=32", "model.max_len=24",
@@ -21,6 +23,16 @@ TASKS = {
     "classification": ("model=bert", "task=classification", "data=csv"),
 }
 TIMES = {"tokens_per_s", "mfu", "data_wait", "memory_mb"}  # columns that tell of the machine
+
+
+@contextmanager
+def lean():
+    """Without the pass that a plan measures, the picture, and what a net shows at the end: none of them trains."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "MEASURED_SECONDS", 0.0)
+        patch.setattr("lmzoo.callbacks.metrics.draw", lambda *_, **__: None)
+        patch.setattr("lmzoo.train.learned", lambda task: "")
+        yield
 
 
 def texts(folder):
