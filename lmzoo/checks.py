@@ -30,7 +30,7 @@ LABELS = (None, "class", "classes", "number", "tags", "text")  # what a task may
 LOOKED_AT = {  # by tasks that want such labels
     "text_column": LABELS[:4] + LABELS[5:], "field": LABELS[:4] + LABELS[5:], "label_column": LABELS[:4],
     "pair_column": LABELS[1:4], "label_separator": ("classes",), "words_column": ("tags",), "tags_column": ("tags",),
-    "target_column": ("text",),
+    "target_column": ("text",), "template": LABELS[1:4] + ("text",),
 }  # fmt: skip
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
@@ -114,6 +114,8 @@ def check_source(data: Mapping) -> None:
             taking = [name for name in groups()["data"] if f"${{..{word}}}" in read(f"data/{name}")]
             raise UserError(f"data.{word}: {reader['_target_'].rpartition('.')[2]} has no such word; it is one of "
                             f"{', '.join(f'data={name}' for name in taking)}")
+    if (template := data.get("template")) is not None and template.count("{}") != 1:
+        raise UserError(f"data.template={template!r} has no place, or more than one, for the text: write {{}} once")
     if len(delimiter := str(reader.get("delimiter", ","))) != 1:
         raise UserError(f"data.reader.delimiter={delimiter!r} is not a single character (tabs: call the file .tsv)")
     for place, path in paths(data):

@@ -47,6 +47,7 @@ class Source:
     words_column: str | None = MISSING
     tags_column: str | None = MISSING
     label_separator: str | None = MISSING
+    template: str | None = MISSING
     val_fraction: float = MISSING
     deduplicate: bool = MISSING
 
@@ -68,6 +69,7 @@ class Data:
     words_column: str | None = None
     tags_column: str | None = None
     label_separator: str | None = None
+    template: str | None = None
     val_fraction: float = MISSING
     deduplicate: bool = False
     packing: str = MISSING

@@ -1,4 +1,4 @@
-"""What tasks on labelled documents share: their batches, what each family is read at, and what is written of a test.
+"""What tasks on single documents share: their batches, what each family is read at, and what is written of a test.
 
 An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.04805), a decoder at its last kept token
 (GPT: Radford et al. 2018), an encoder-decoder at its decoder's only state when that is fed the start token.
@@ -70,8 +70,38 @@ class Labelled:
         return {"labels": torch.tensor([IGNORED if label is None else label for label in labels])}
 
 
-class Downstream(Task):
-    """A net with a head of its own for labels: metrics, and predictions.jsonl in the run's folder after a test.
+class Documents(Task):
+    """A row is a document; what is predicted for each is kept, and after a test written to predictions.jsonl."""
+
+    def __init__(self, *args, **settings):
+        super().__init__(*args, **settings)
+        self.predictions: list[tuple[int, dict]] = []  # (place in the split, what is written of it)
+
+    def tell_cut(self) -> None:
+        """Say how much of the texts the rows do not hold."""
+        rows = self.trainer.datamodule.rows
+        if cut := [f"{own.n_cut:,} tokens of {split}" for split, own in rows.items() if own.n_cut]:
+            self.warn_once(f"data.row_length: {', '.join(cut)} are not read")
+
+    def on_validation_epoch_start(self) -> None:
+        super().on_validation_epoch_start()
+        self.predictions = []
+
+    def on_test_epoch_end(self) -> None:
+        """Log the metrics, and write predictions.jsonl: every text of the split once, in the split's order."""
+        super().on_test_epoch_end()
+        if self.trainer.world_size > 1:
+            parts: list = [None] * self.trainer.world_size
+            dist.all_gather_object(parts, self.predictions)
+            self.predictions = [prediction for part in parts for prediction in part]
+        self.predictions.sort(key=lambda prediction: prediction[0])
+        if self.trainer.is_global_zero:
+            records = [record for _, record in self.predictions]
+            write_lines(Path(self.trainer.default_root_dir) / "predictions.jsonl", records)
+
+
+class Downstream(Documents):
+    """A net with a head of its own for labels, and its metrics.
 
     A subclass defines `judged` (the sums of the loss), `metrics_of` (its metrics by name, for labels of a kind),
     `count` (tell them of a batch), `predicted` (what is written of each row) and `verdict` (how that is shown).
@@ -85,7 +115,6 @@ class Downstream(Task):
         self.n_outputs = net.head.out.out_features
         self.collator = Labelled(tokenizer.pad or 0, types, self.n_outputs)
         self.labels: list[str] = []
-        self.predictions: list[tuple[int, dict]] = []  # (place in the split, what is written of it)
 
     def setup(self, stage: str) -> None:
         """Take the labels' names from the data, check them, and count what of its texts a row doesn't hold."""
@@ -102,9 +131,7 @@ class Downstream(Task):
             if unknown := [label for label in rows.split.labels if label not in learned]:
                 raise UserError(f"no text of train has the label {few(map(repr, unknown))}, which {name} has: "
                                 f"leave those texts out of {name}, or give others to train on")
-        cut = [f"{rows.n_cut:,} tokens of {split}" for split, rows in data.rows.items() if rows.n_cut]
-        if cut:
-            self.warn_once(f"data.row_length: {', '.join(cut)} are not read")
+        self.tell_cut()
         with warnings.catch_warnings(action="ignore"):  # of the memory that some take
             self.scores = MetricCollection(self.metrics_of(data.store.kind))
 
@@ -131,7 +158,6 @@ class Downstream(Task):
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
         self.scores.reset()
-        self.predictions = []
 
     def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
         logits = self.evaluate(batch, dataloader_idx)
@@ -173,18 +199,6 @@ class Downstream(Task):
             return [{"text": self.tokenizer.decode(row)} for row in rows]
         return [{"text": self.tokenizer.decode(row[:second]), "second": self.tokenizer.decode(row[second:])}
                 for row, second in zip(rows, seconds.tolist(), strict=True)]
-
-    def on_test_epoch_end(self) -> None:
-        """Log the metrics, and write predictions.jsonl: every text of the split once, in the split's order."""
-        super().on_test_epoch_end()
-        if self.trainer.world_size > 1:
-            parts: list = [None] * self.trainer.world_size
-            dist.all_gather_object(parts, self.predictions)
-            self.predictions = [prediction for part in parts for prediction in part]
-        self.predictions.sort(key=lambda prediction: prediction[0])
-        if self.trainer.is_global_zero:
-            records = [record for _, record in self.predictions]
-            write_lines(Path(self.trainer.default_root_dir) / "predictions.jsonl", records)
 
     def show(self) -> str:
         """Some texts that were held out, what they were taken for, and their labels."""

@@ -96,6 +96,36 @@ def test_backends_agree_in_outputs_and_gradients(options, scheme, facts, causal)
         close(got, expected)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("facts", ["packed", "both"])
+@pytest.mark.parametrize("options", [{}, {"window": 3}, {"n_kv_heads": 2, "window": 2, "scale": 1.0}], ids=str)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_blocks_of_documents_and_windows_agree_with_the_dense_mask(options, facts, causal):
+    wide = {"d_model": 64, "d_head": 16, **options}
+    rows, x = layout(causal=causal, **FACTS[facts]), states(width=64)
+    mask, is_causal = part(**wide, backend="flex").lower(x, rows)
+    assert mask.kv_num_blocks.shape == (2, 1, 1) and not is_causal
+    position = Rotary(d_model=64, n_heads=4, d_head=16, max_len=32, causal=causal)
+    got, expected = (part(**wide, backend=kind)(x, rows, position) for kind in ("flex", "matmul"))
+    seeing = rows.keep if rows.keep is not None else torch.ones(2, 6, dtype=torch.bool)
+    close(got[seeing], expected[seeing])
+    assert got.isfinite().all()
+
+
+def test_blocks_are_for_much_that_is_unseen():
+    def mask(position=None, train=False, **options):
+        return part(**{"d_head": 16, "backend": "flex", **options}).train(train).lower(
+            states(), layout(documents=DOCUMENTS), position)[0]  # fmt: skip
+
+    with torch.no_grad():
+        assert part(d_head=16, backend="flex").lower(states(), layout()) == (None, True)
+        assert not isinstance(mask(dropout=0.5), torch.Tensor)
+        biased, narrow, dropped = mask(Buckets(**PLACE, causal=True)), mask(d_head=4), mask(dropout=0.5, train=True)
+    for dense in (biased, narrow, dropped, mask()):  # the last would have no backward pass on a CPU
+        assert isinstance(dense, torch.Tensor)
+
+
 @pytest.mark.parametrize("backend", ["sdpa", "matmul"])
 def test_cross_attention_reads_a_memory_of_another_width(backend):
     attn, memory = part(d_memory=10, backend=backend), states(length=9, width=10)
@@ -198,7 +228,7 @@ def test_the_choice_of_a_kernel():
     assert choose_backend(cpu, torch.float32, 64) == "sdpa"
     assert choose_backend(cpu, torch.bfloat16, 64) == "matmul"
     assert choose_backend(cpu, torch.bfloat16, 4096) == "sdpa"
-    assert choose_backend(torch.device("cuda"), torch.bfloat16, 64) == "sdpa"
+    assert choose_backend(torch.device("cuda"), torch.bfloat16, 64) == "flex"
 
 
 @pytest.mark.parametrize(
@@ -218,17 +248,19 @@ def test_sizes_that_do_not_fit(kind, options, words):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("facts", ["plain", "padded", "packed"])
-def test_backends_agree_on_a_gpu_in_bf16(facts):
+def test_backends_agree_on_a_gpu_in_bf16(facts, window):
     results = []
-    for backend in ("sdpa", "matmul"):
+    for backend in ("flex", "sdpa", "matmul"):
         with torch.device("cuda"):
-            attn = part(backend=backend).cuda()
+            attn = part(d_head=16, window=window, backend=backend).cuda()
             rows = layout(causal=True, **{name: fact.cuda() for name, fact in FACTS[facts].items()})
         x = states().cuda().requires_grad_()
         with torch.autocast("cuda", torch.bfloat16):
             out = attn(x, rows, None)
         (out * states(seed=4).cuda()).sum().backward()
         results.append([out.float(), x.grad])
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)
+    for got, *others in zip(*results, strict=True):
+        for expected in others:
+            torch.testing.assert_close(got, expected, rtol=0.05, atol=0.05)

@@ -23,25 +23,50 @@ nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader ||
 # Tests marked gpu: kernels beside each other in outputs and gradients, precision, checkpoints, memory.
 part 120 tests python -m pytest -n 0 -q -m gpu tests || failed=1
 
-# Which kernel PyTorch takes for plain rows (flash), for documents that see only themselves, and what each costs.
-part 45 attention python - <<'PYTHON' || failed=1
+# Which kernels attention takes for plain rows (FlashAttention) and for documents that see only themselves (FlexAttention),
+# and what each costs beside a dense mask.
+part 90 attention python - <<'PYTHON' || failed=1
+import time
+
 import torch
-from torch.nn.functional import scaled_dot_product_attention as attend
 from torch.profiler import ProfilerActivity, profile
 
+from lmzoo.blocks.attention import Attention
+from lmzoo.blocks.layout import Layout
+
 device = "cuda" if torch.cuda.is_available() else "cpu"
-n = 1024 if device == "cuda" else 128
-q, k, v = torch.randn(3, 8, 12, n, 64, device=device, dtype=torch.bfloat16).requires_grad_().unbind(0)
-documents = torch.arange(n, device=device) // (n // 4)
-block = (documents[:, None] == documents) & torch.ones(n, n, dtype=torch.bool, device=device).tril()
+n, rows, rounds = (1024, 8, 20) if device == "cuda" else (128, 2, 1)
+x = torch.randn(rows, n, 768, device=device, requires_grad=True)
+documents = (torch.arange(n, device=device) // (n // 4)).expand(rows, n)
 kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
-for name, words in {"plain": {"is_causal": True}, "documents": {"attn_mask": block}}.items():
-    attend(q, k, v, **words).sum().backward(retain_graph=True)
+
+
+def wait():
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+for facts, backend in [("plain", "auto"), ("documents", "auto"), ("documents", "sdpa")]:
+    attn = Attention(768, 12, 12, 64, backend=backend).to(device)
+
+    def step():
+        with torch.autocast(device, torch.bfloat16):
+            layout = Layout.of(x, None, documents if facts == "documents" else None, causal=True)
+            attn(x, layout).sum().backward()
+
+    for _ in range(3):
+        step()
+    wait()
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        step()
+    wait()
+    seconds = (time.perf_counter() - begin) / rounds
     with profile(activities=kinds) as seen:
-        attend(q, k, v, **words).sum().backward(retain_graph=True)
-    ops = sorted({event.key for event in seen.key_averages() if "scaled_dot_product" in event.key})
-    print(f"{name:<10} {', '.join(ops)}")
-    if device == "cuda" and name == "plain":
+        step()
+    ops = {event.key for event in seen.key_averages() if "attention" in event.key}
+    print(f"{facts:<10} {backend:<5} {1000 * seconds:8.2f} ms a layer  {', '.join(sorted(ops))[:160]}")
+    if device == "cuda" and facts == "plain":
         assert any("flash" in op or "cudnn" in op for op in ops), "plain rows do not take FlashAttention"
 PYTHON
 

@@ -9,6 +9,8 @@ queries and keys: Henry et al. 2020, arXiv:2010.04245; sliding windows: Beltagy 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,12 +18,23 @@ from torch.nn import functional as F
 from .cache import KeyValues, Ring
 from .layout import Layout
 
+NARROW = 16  # d_head; FlexAttention's kernels take no less
 SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, n_keys: int) -> str:
     """The quickest kernel for queries against ``n_keys`` keys: the only place where this is decided."""
+    if device.type == "cuda":
+        return "flex"
     return "matmul" if device.type == "cpu" and dtype == torch.bfloat16 and n_keys <= SHORT else "sdpa"
+
+
+@cache
+def flex(device_type: str):
+    """FlexAttention (Dong et al. 2024, arXiv:2412.05496), compiled where it has a kernel to be compiled to."""
+    from torch.nn.attention.flex_attention import flex_attention  # slow to import, and seldom wanted
+
+    return torch.compile(flex_attention) if device_type == "cuda" else flex_attention
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -36,7 +49,8 @@ class Attention(nn.Module):
     ``n_kv_heads`` < n_heads shares each key/value head between n_heads / n_kv_heads query heads. ``bias`` is that of
     q, k and v, ``out_bias`` that of the output (None: as bias). ``scale`` multiplies the scores (None: 1/sqrt(d_head)).
     ``window``: a causal query sees its last ``window`` positions, itself included; others window // 2 to each side.
-    ``qk_norm``: a recipe of a norm over d_head for queries and keys. ``backend``: auto, sdpa or matmul (equal results).
+    ``qk_norm``: a recipe of a norm over d_head for queries and keys. ``backend``: auto, matmul, sdpa, or flex, which
+    is sdpa but for rows of several documents or with a window, without bias or dropout. Results are equal.
     """
 
     dot_product = True  # so that rotated queries and keys give scores that depend on the distance only
@@ -60,8 +74,8 @@ class Attention(nn.Module):
         super().__init__()
         if n_heads % n_kv_heads:
             raise ValueError(f"n_heads={n_heads} is not divisible by n_kv_heads={n_kv_heads}")
-        if backend not in ("auto", "sdpa", "matmul"):
-            raise ValueError(f"attention backend={backend} is unknown; there are: auto, sdpa, matmul")
+        if backend not in ("auto", "matmul", "sdpa", "flex"):
+            raise ValueError(f"attention backend={backend} is unknown; there are: auto, matmul, sdpa, flex")
         if window is not None and window < 1:
             raise ValueError(f"attention window={window} must be at least 1")
         self.n_heads, self.n_kv_heads, self.d_head = n_heads, n_kv_heads, d_head
@@ -106,19 +120,23 @@ class Attention(nn.Module):
         be first, since activation checkpointing runs that layer anew and would not find the same graph.
         """
         layout, dtype = layout.within(self.window), product_dtype(x)
-        dense = self.kernel(x.device, dtype, layout.k_positions.shape[1]) == "matmul"
-        return layout.lower(position, self.window, dtype, dense)
+        kernel = self.kernel(x.device, dtype, layout.k_positions.shape[1])
+        able = self.d_head >= NARROW and not (self.training and self.dropout)
+        able = able and not (x.device.type == "cpu" and torch.is_grad_enabled())  # where it has no backward pass
+        return layout.lower(position, self.window, dtype, kernel == "matmul", kernel == "flex" and able)
 
     def kernel(self, device: torch.device, dtype: torch.dtype, n_keys: int) -> str:
-        """sdpa or matmul: how queries of this dtype meet ``n_keys`` keys."""
+        """matmul, sdpa or flex: how queries of this dtype meet ``n_keys`` keys."""
         return choose_backend(device, dtype, n_keys) if self.backend == "auto" else self.backend
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, is_causal: bool) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
         if self.kernel(q.device, product_dtype(q), k.shape[2]) == "matmul":
             return self._weigh((q * self.scale) @ self._every_head(k).mT, v, mask)
-        dropout = self.dropout if self.training else 0.0
         grouped = self.n_kv_heads < self.n_heads
+        if not (mask is None or isinstance(mask, Tensor)):
+            return flex(q.device.type)(q, k, v, block_mask=mask, scale=self.scale, enable_gqa=grouped)
+        dropout = self.dropout if self.training else 0.0
         if grouped and q.shape[2] == 1 and (mask is None or mask.shape[1] == 1):  # a step: a group's heads as rows
             q = q.reshape(len(q), self.n_kv_heads, -1, self.d_head)
             return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=self.scale).reshape(
@@ -168,7 +186,7 @@ class Additive(Attention):
         """A matrix of scores is all that there is."""
         return "matmul"
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, is_causal: bool) -> Tensor:
         """q (B, H, T, K), k and v (B, H_kv, S, K) -> (B, H, T, K)."""
         summed = torch.tanh(q[:, :, :, None] + self._every_head(k)[:, :, None])
         return self._weigh(torch.einsum("bhtsk,hk->bhts", summed, self.energy.to(summed.dtype)), v, mask)

@@ -14,6 +14,8 @@ Nothing else builds masks. Two documents of 3 and 2 tokens in a causal row, then
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 
 import torch
 from torch import Tensor
@@ -99,47 +101,75 @@ class Layout:
             k_documents=None if self.q_documents is None else memory_documents,
         )
 
-    def allowed(self, window: int | None = None) -> Tensor | None:
-        """Who sees whom, (B or 1, 1, T or 1, S) bool; None when everyone sees everyone."""
-        queries, keys, rules = self.q_positions, self.k_positions, []
-        if self.causal and queries.shape[1] > 1:
-            columns = torch.arange(keys.shape[1], device=keys.device)
-            rules.append((columns[self.offset :, None] >= columns)[None])
+    def _sees(self, window: int | None, q_column, k_column, query, key) -> Tensor | None:
+        """Who sees whom, None for everyone everyone; ``query`` and ``key`` pick what a fact (B or 1, T or S) says."""
+        rules = []
+        if self.causal and self.q_positions.shape[1] > 1:
+            rules.append(q_column >= k_column)
         if window is not None:
-            distance = queries[:, :, None] - keys[:, None, :]
+            distance = query(self.q_positions) - key(self.k_positions)
             rules.append(distance < window if self.causal else distance.abs() <= window // 2)
         if self.keep is not None:
-            rules.append(self.keep[:, None, :])
+            rules.append(key(self.keep))
         if self.k_documents is not None:
-            rules.append(self.q_documents[:, :, None] == self.k_documents[:, None, :])
-        if not rules:
-            return None
-        allowed = rules[0]
-        for rule in rules[1:]:
-            allowed = allowed & rule
+            rules.append(query(self.q_documents) == key(self.k_documents))
+        return reduce(and_, rules) if rules else None
+
+    def allowed(self, window: int | None = None) -> Tensor | None:
+        """Who sees whom, (B or 1, 1, T or 1, S) bool; None when everyone sees everyone."""
+        columns = torch.arange(self.k_positions.shape[1], device=self.k_positions.device)[None, None]
+        q_columns = columns[:, :, self.offset :].mT  # as many as queries where the rule of time is asked
+        allowed = self._sees(window, q_columns, columns, lambda fact: fact[:, :, None], lambda fact: fact[:, None])
         if self.keep is not None or self.k_documents is not None:
             allowed = allowed | ~allowed.any(-1, keepdim=True)
-        return allowed[:, None]
+        return None if allowed is None else allowed[:, None]
 
-    def lower(self, position, window: int | None, dtype: torch.dtype, dense: bool) -> tuple[Tensor | None, bool]:
+    def blocks(self, window: int | None):
+        """Who sees whom as a BlockMask of FlexAttention, which passes over blocks of pairs that do not see each other.
+
+        A row that would see nothing is given zeros by it.
+        """
+        from torch.nn.attention.flex_attention import create_block_mask  # slow to import, and seldom wanted
+
+        facts = (self.q_positions, self.k_positions, self.keep, self.q_documents, self.k_documents)
+        batch = max(len(fact) for fact in facts if fact is not None)
+
+        def sees(row, head, query, key):
+            def says(fact: Tensor, column: Tensor) -> Tensor:
+                return fact.expand(batch, -1)[row, column]
+
+            return self._sees(
+                window, query + self.offset, key, lambda fact: says(fact, query), lambda fact: says(fact, key)
+            )
+
+        n_queries, n_keys = self.q_positions.shape[1], self.k_positions.shape[1]
+        return create_block_mask(sees, batch, None, n_queries, n_keys, device=self.k_positions.device)
+
+    def narrows(self, window: int | None) -> int | None:
+        """This window, or None where no query has a key beyond it."""
+        n_keys = self.k_positions.shape[1]
+        return None if window is None or n_keys <= (window if self.causal else window // 2 + 1) else window
+
+    def lower(self, position, window: int | None, dtype: torch.dtype, dense: bool, blocks: bool = False) -> tuple:
         """What an attention kernel takes: (mask, is_causal).
 
         The mask is None, bool (True: seen), or a float that is added to the scores, -inf where nothing is seen: always
         float when the position scheme has a bias or when the kernel asks for ``dense``, which also rules out is_causal.
+        With ``blocks`` it is a BlockMask where a window or documents leave much unseen and no bias is added.
         """
-        key = (id(position), window, dtype, dense)
+        key = (id(position), window, dtype, dense, blocks)
         if key not in self.lowered:
-            self.lowered[key] = self._lower(position, window, dtype, dense)
+            self.lowered[key] = self._lower(position, window, dtype, dense, blocks)
         return self.lowered[key]
 
-    def _lower(self, position, window, dtype, dense):
+    def _lower(self, position, window, dtype, dense, blocks):
         bias = None if position is None else position.bias(self.q_positions, self.k_positions)
-        n_queries, n_keys = self.q_positions.shape[1], self.k_positions.shape[1]
-        if window is not None and n_keys <= (window if self.causal else window // 2 + 1):
-            window = None
+        n_queries, n_keys, window = self.q_positions.shape[1], self.k_positions.shape[1], self.narrows(window)
         special = bias is not None or window is not None or self.keep is not None or self.k_documents is not None
         if self.causal and not special and not dense and 1 < n_queries == n_keys:
             return None, True
+        if blocks and bias is None and n_queries > 1 and not self.cached and (window or self.k_documents is not None):
+            return self.blocks(window), False
         allowed = self.allowed(window)
         if bias is None and (allowed is None or not dense):
             return allowed, False

@@ -62,7 +62,7 @@ class Columns:
     whose words have tags in "words" and these in "tags", the text to write in "target". `pair_column` holds a second
     text. Several classes are a list, or a text that is cut at `label_separator`; words and tags are lists, or texts
     with blanks between them. If no task asks for labels, a column "label" is taken where there is one and it holds a
-    class. `kind` is what `task.labels` says.
+    class. `template` is what the text stands in, at its {}. `kind` is what `task.labels` says.
     """
 
     pair_column: str | None = None
@@ -70,6 +70,7 @@ class Columns:
     words_column: str | None = None
     tags_column: str | None = None
     label_separator: str | None = None
+    template: str | None = None
     kind: str | None = None
     text_word = "text_column"
 
@@ -105,17 +106,18 @@ class Columns:
         words = self._items(row, "words_column") if "words_column" in row else None
         text = self._text(row, self.text_word) if words is None else " ".join(words)
         second = self._text(row, self.second_word) if self.second_word else None
+        empty = next((what for what, own in (("text", text), ("second text", second)) if own is not None
+                      and not own.strip()), None)
+        text = self.template.replace("{}", text) if self.template else text
         if self.kind == "tags":
             label = self._items(row, "tags_column")
             if len(label) != len(words):
                 raise ValueError(f"{len(label)} tags for {len(words)} words")
         else:
             label = self._label(row.get("label_column"))
-        document = Document(text, label, split, False, second, words)
-        if self.kind and not all(map(str.strip, document.texts)):
-            raise ValueError(f"the {'text' if second is None or not text.strip() else 'second text'} is empty: leave "
-                             "the row out")
-        return document
+        if self.kind and empty:
+            raise ValueError(f"the {empty} is empty: leave the row out")
+        return Document(text, label, split, False, second, words)
 
     def _text(self, row: Mapping[str, Any], word: str) -> str:
         text = row[word]

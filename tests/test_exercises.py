@@ -1,0 +1,25 @@
+"""Made-up pairs of texts: their rules and their splits."""
+
+from collections import Counter
+
+import pytest
+
+from lmzoo.data.exercises import read_exercise
+
+
+@pytest.mark.parametrize(("rule", "holds"), [
+    ("copy", lambda text, answer: text == answer and 3 <= len(text) <= 5),
+    ("reverse", lambda text, answer: text[::-1] == answer and text.islower()),
+    ("addition", lambda text, answer: eval(text) == int(answer)),
+])  # fmt: skip
+def test_answers_follow_the_rule(rule, holds):
+    documents = list(read_exercise(rule, n_texts=3000, shortest=3, longest=5))
+    assert all(holds(document.text, document.second) for document in documents)
+    assert len({document.text for document in documents}) == len(documents) == (8100 if rule == "addition" else 3000)
+    shares = {split: n / len(documents) for split, n in Counter(d.split for d in documents).items()}
+    assert shares == pytest.approx({"train": 0.8, "val": 0.1, "test": 0.1}, abs=0.03)
+
+
+def test_the_seed_decides():
+    first, again, other = (list(read_exercise("copy", 50, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
