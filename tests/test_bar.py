@@ -1,4 +1,5 @@
 import io
+import re
 import sys
 
 import pytest
@@ -25,5 +26,7 @@ def test_progress_ends_at_the_whole(monkeypatch, size):
     first = min(size, 50_000)
     assert seen == [100_000 + first, 150_000, 150_000 + first, 200_000]
     progress.bar.refresh()
-    assert "200k/200k" in sys.stderr.getvalue() and "6 documents" in sys.stderr.getvalue()
+    shown = sys.stderr.getvalue()
+    assert "200k/200k" in shown and "6 documents" in shown
+    assert re.search(r"\[\d\d:\d\d<\d\d:\d\d, +[\d.]+[kMG]?B/s", shown)  # time taken < time left, speed
     assert sum(progress.done.values()) == 2 * size

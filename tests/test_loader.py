@@ -40,6 +40,13 @@ def loader(dataset, rank=0, world=1, batch_size=6, **settings):
     return Loader(dataset, Windows(Shuffled(N_ROWS, 3), batch_size, 2, rank, world), **settings)
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_batches_are_pinned_for_a_gpu(dataset, monkeypatch, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    for made in (loader(dataset), RowLoader(dataset, Batches(N_ROWS, 2))):
+        assert made.pin_memory == gpu
+
+
 def test_a_window_is_one_step(dataset):
     windows = list(loader(dataset))
     assert [len(window) for window in windows] == [3, 3, 3, 3, 1]  # 26 rows by 6, by 2

@@ -1,6 +1,8 @@
 import json
 import lzma
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -322,3 +324,21 @@ def test_nothing_left_to_train_on_is_explained(tmp_path, lines, fraction, n):
     config = settings(tmp_path, path=str(tmp_path / "a.txt"), val_fraction=fraction)
     with pytest.raises(UserError, match=f"a.txt: its text is all held out for validation.*{n}.*data.val_path"):
         prepare(config, TOKENIZER)
+
+
+@pytest.mark.slow
+def test_ten_times_the_text_takes_no_more_memory(tmp_path):
+    """The highest that a process of its own holds in preparing it, imports and tokenizer included."""
+    peaks = []
+    for n in (1, 10):
+        file = tmp_path / f"{n}.txt"
+        with file.open("w") as stream:
+            for i in range(n * 60_000):
+                stream.write(f"{i} {'some words of a line ' * (i % 5)}\n")
+        config = settings(tmp_path, path=str(file)) | {"seed": 0}
+        code = (
+            "import json, resource, sys\nfrom lmzoo.data.preparation import prepare\nfrom lmzoo.tokenizer import byte\n"
+            "prepare(json.loads(sys.argv[1]), byte((), 512))\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        peaks.append(int(subprocess.check_output([sys.executable, "-c", code, json.dumps(config)])))
+    assert file.stat().st_size > 25e6 and peaks[1] < 1.1 * peaks[0]

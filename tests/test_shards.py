@@ -188,6 +188,17 @@ def test_a_shard_is_opened_when_it_is_read(tmp_path):
     assert store["train"].read(7, 10).tolist() == TOKENIZER.encode("abc") and store["train"].n_tokens == 14
 
 
+def test_an_open_shard_is_the_file_itself(tmp_path):
+    """Mapped and not read: what is changed in the file is seen."""
+    store = written(tmp_path)
+    before = store["train"].read(0, 4).tolist()
+    file = next(tmp_path.glob("train-*.shard"))
+    with file.open("r+b") as stream:
+        stream.seek(HEADER_SIZE)
+        stream.write(bytes(2))
+    assert store["train"].read(0, 4).tolist() == [0, *before[1:]]
+
+
 def test_pickle_carries_paths_not_tokens(tmp_path):
     writer = Writer(tmp_path, TOKENIZER)
     writer.add("train", [([7] * 100_000, None)], ["x" * 100_000], ["label"])

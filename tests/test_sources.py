@@ -155,6 +155,7 @@ def test_a_sample_is_of_the_size_asked_and_from_all_over(tmp_path, file):
     assert everything == [line for line in LINES if not held_out(line, 0.1)]
     half = list(source(tmp_path, path=str(file)).sample(0.5 * (400 * 21) / 1e6))
     assert 130 < len(half) < 230 and everything.index(half[-1]) > len(everything) * 0.9
+    assert half == list(source(tmp_path, path=str(file)).sample(0.5 * (400 * 21) / 1e6))
 
 
 @pytest.mark.parametrize("word", ["val_path", "test_path"])

@@ -1,5 +1,7 @@
 import io
 import logging
+import os
+import subprocess
 import sys
 from collections import Counter
 from urllib.error import HTTPError, URLError
@@ -227,6 +229,15 @@ def test_where_no_hub_answers_its_cache_is_all_there_is(monkeypatch, caplog, ans
         Hub(name="a/b").pieces(None)
     assert datasets.config.HF_HUB_OFFLINE == huggingface_hub.constants.HF_HUB_OFFLINE == offline
     assert caplog.text.count("cannot be reached") == offline
+
+
+def test_a_process_that_has_imported_nothing_asks_the_hub(tmp_path):
+    """huggingface_hub hands out its parts only once they are imported."""
+    code = "from lmzoo.data.tables import Hub; Hub(name='a/b').pieces(None)"
+    there = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | there, capture_output=True, text=True)
+    assert "127.0.0.1:9 cannot be reached" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("lmzoo.errors.UserError: data.name=a/b cannot be loaded")
 
 
 @pytest.mark.parametrize("column", [[["a"], ["b", "c"]], [{"x": 1}, None], [float("nan")] * 2, [b"ab", b"c"]])

@@ -104,8 +104,7 @@ def read_header(file: Path) -> Header:
         raise UserError(f"{file} is not a shard of lmzoo: {AGAIN}")
     header = Header(*HEADER.unpack(start[:HEADER.size]))
     if header.version != VERSION:
-        raise UserError(f"{file} has version {header.version}, this lmzoo reads version {VERSION}: take another "
-                        "data.cache_dir")
+        raise UserError(f"{file} has version {header.version}, this lmzoo reads version {VERSION}: {AGAIN}")
     if start != header.packed():
         raise UserError(f"{file} is damaged (header): {AGAIN}")
     if size != HEADER_SIZE + sum(dtype.itemsize * count for dtype, count in header.sections().values()):

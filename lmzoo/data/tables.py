@@ -200,7 +200,7 @@ def _loaded(what: str, function: str, *args, **kwargs):
 def _check_network() -> None:
     """Where nothing answers at the Hub's address, let its library look into its cache at once: else it tries for half
     a minute first."""
-    constants, settings = imported("huggingface_hub").constants, imported("datasets").config
+    constants, settings = imported("huggingface_hub.constants"), imported("datasets").config
     if settings.HF_HUB_OFFLINE:
         return
     try:
