@@ -47,6 +47,22 @@ def test_every_file_is_in_the_wheel(unpacked):
                 assert (unpacked / "lmzoo" / inside / file.relative_to(ROOT / folder)).is_file(), file
 
 
+def test_the_folder_that_holds_a_checkout_is_a_folder_like_any(tmp_path):
+    """Python finds the checkout in it, ahead of the package that is installed; its runs/ is not lmzoo/runs.py."""
+    (tmp_path / "lmzoo").mkdir()
+    for name in ("__init__.py", "lmzoo", "tasks", "tools", "conf"):
+        (tmp_path / "lmzoo" / name).symlink_to(ROOT / name)
+    (tmp_path / "lmzoo" / "runs").mkdir()
+    code = """
+import lmzoo, lmzoo.tasks.clm, lmzoo.tools.count
+from lmzoo.errors import UserError
+assert lmzoo.UserError is UserError
+print(lmzoo.compose("model=gpt", "task=clm").model.n_layers)
+"""
+    done = run("", tmp_path, code)
+    assert done.stdout == "4\n", done.stderr
+
+
 @pytest.mark.slow
 def test_it_trains_from_another_folder(unpacked, words, tmp_path):
     given = list(words(tmp_path / "run", "model=gpt", "task=clm", "trainer.max_steps=2"))
