@@ -3,10 +3,11 @@
 The net's head is a `lmzoo.blocks.head.Tagger`. A decoder sees of a text what comes before a word, and not what follows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
+from nervaluate import Evaluator
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -16,8 +17,34 @@ from .classification import Majority
 from .downstream import Downstream, tokens
 
 
+class EntityF1(Metric):
+    """F1 of entities of which all words and the kind are right: B-PER begins one, I-PER goes on with it, O is none."""
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__()
+        self.names, self.kinds = names, sorted({name[2:] for name in names} - {""})
+        self.add_state("counts", torch.zeros(3, dtype=torch.float64), dist_reduce_fx="sum")  # right, there, found
+
+    @staticmethod
+    def of(names: Sequence[str]) -> bool:
+        """Whether tags are of entities."""
+        return any(name[:2] in ("B-", "I-") for name in names) and all(
+            name == "O" or name[:2] in ("B-", "I-") and len(name) > 2 for name in names)
+
+    def update(self, preds: Tensor, target: Tensor, lengths: list[int]) -> None:
+        """preds (N, tags), target (N,): of all words, row by row; lengths: words of each row."""
+        sides = [[[self.names[tag] for tag in row.tolist()] for row in tags.split(lengths)]
+                 for tags in (target, preds.argmax(-1))]  # fmt: skip
+        exact = Evaluator(*sides, tags=self.kinds, loader="list").evaluate()["overall"]["strict"]
+        self.counts += torch.tensor([exact.correct, exact.possible, exact.actual]).to(self.counts)
+
+    def compute(self) -> Tensor:
+        """Not a number where there is no entity, and none is found."""
+        return 2 * self.counts[0] / (self.counts[1] + self.counts[2])
+
+
 class TokenClassification(Downstream):
-    """Cross-entropy at the tagged positions only; accuracy and macro F1 over tags, of single words."""
+    """Cross-entropy at the tagged positions only; accuracy and macro F1 over tags of single words, F1 of entities."""
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -28,8 +55,9 @@ class TokenClassification(Downstream):
 
     def metrics_of(self, kind: str | None) -> Mapping[str, Metric]:
         n = {"num_classes": self.n_outputs, "validate_args": False}
+        entities = {"entity_f1": EntityF1(self.labels)} if EntityF1.of(self.labels) else {}
         return {"accuracy": MulticlassAccuracy(average="micro", **n), "f1": MulticlassF1Score(average="macro", **n),
-                "majority": Majority(**n)}
+                "majority": Majority(**n)} | entities
 
     def logits(self, batch: dict) -> Tensor:
         """Those of all tagged positions (N, tags), row by row, in fp32."""
@@ -42,8 +70,9 @@ class TokenClassification(Downstream):
         return cross_entropy(nn.Identity(), logits, labels, **self.cross_entropy_options())
 
     def count(self, logits: Tensor, batch: dict) -> None:
+        tagged = batch["labels"] != IGNORED
         if len(logits):
-            self.scores.update(logits, batch["labels"][batch["labels"] != IGNORED])
+            self.scores.update(preds=logits, target=batch["labels"][tagged], lengths=tagged.sum(1).tolist())
 
     def texts(self, batch: dict) -> list[dict[str, list[str]]]:
         """The words of each row that have a tag, as the tokenizer reads them."""

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 
 from lmzoo.data.exercises import read_exercise
+from lmzoo.errors import UserError
 
 
 @pytest.mark.parametrize(("rule", "holds"), [
@@ -13,7 +14,7 @@ from lmzoo.data.exercises import read_exercise
     ("addition", lambda text, answer: eval(text) == int(answer)),
 ])  # fmt: skip
 def test_answers_follow_the_rule(rule, holds):
-    documents = list(read_exercise(rule, n_texts=3000, shortest=3, longest=5))
+    documents = list(read_exercise(rule=rule, n_texts=3000, shortest=3, longest=5))
     assert all(holds(document.text, document.second) for document in documents)
     assert len({document.text for document in documents}) == len(documents) == (8100 if rule == "addition" else 3000)
     shares = {split: n / len(documents) for split, n in Counter(d.split for d in documents).items()}
@@ -21,5 +22,10 @@ def test_answers_follow_the_rule(rule, holds):
 
 
 def test_the_seed_decides():
-    first, again, other = (list(read_exercise("copy", 50, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (list(read_exercise(n_texts=50, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
+
+
+def test_nothing_is_read():
+    with pytest.raises(UserError, match="data.path=a.txt: an exercise is made up and reads nothing"):
+        next(read_exercise("a.txt"))

@@ -1,11 +1,12 @@
 """Token classification: tags at first pieces only, metrics and written words by hand, alike for any batch size."""
 
+import math
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from lmzoo.tasks.token_classification import TokenClassification
+from lmzoo.tasks.token_classification import EntityF1, TokenClassification
 
 import downstream_run
 from downstream_run import TOKENIZER, held, learn
@@ -62,8 +63,34 @@ def test_metrics_and_predictions_by_hand(tmp_path):
     assert "saw: PER (it is O)" in shown and "Oslo: O (it is LOC)" in shown and "all right" in shown
 
 
-def test_other_batch_sizes_give_the_same(tmp_path):
+@pytest.mark.parametrize(("tags", "guesses", "expected"), [
+    (["B-PER I-PER O B-LOC"], ["B-PER I-PER O B-LOC"], 1),
+    (["B-PER I-PER O B-LOC", "O O I-ORG I-ORG"], ["B-PER I-PER O B-ORG", "O B-ORG I-ORG I-ORG"], 1 / 3),
+    (["B-PER B-PER"], ["B-PER I-PER"], 0),  # two entities are not one of two words
+    (["I-PER I-LOC O"], ["B-PER B-LOC O"], 1),  # where an entity begins without a B
+    (["B-PER O", "B-PER"], ["B-PER O", "O"], 2 * (1 / 2) / (1 + 1 / 2)),
+    (["O O"], ["O O"], math.nan),
+])  # fmt: skip
+def test_entities_by_hand(tags, guesses, expected):
+    names = ["B-LOC", "B-ORG", "B-PER", "I-LOC", "I-ORG", "I-PER", "O"]
+    target, found = (torch.tensor([names.index(tag) for tag in " ".join(side).split()]) for side in (tags, guesses))
+    metric = EntityF1(names)
+    metric.update(torch.nn.functional.one_hot(found, 7), target, [len(row.split()) for row in tags])
+    assert float(metric.compute()) == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(("names", "are"), [
+    (["B-PER", "I-PER", "O"], True), (["I-X", "O"], True), (["O"], False), (["O", "PER"], False), (["B-", "O"], False),
+])  # fmt: skip
+def test_tags_of_entities_are_known_by_their_names(names, are):
+    assert EntityF1.of(names) == are
+
+
+@pytest.mark.parametrize("labels", [LABELS, ["O", "B-PER", "B-LOC"]])
+def test_other_batch_sizes_give_the_same(tmp_path, labels, monkeypatch):
+    monkeypatch.setitem(globals(), "LABELS", labels)
     expected = evaluate(tmp_path / "one", task("bert"), size=5)
+    assert ("test/entity_f1" in expected[0]) == (labels[1] == "B-PER")
     for size in (1, 2):
         found = evaluate(tmp_path / "small", task("bert"), size=size)
         assert found[0] == pytest.approx(expected[0], abs=1e-6) and found[1] == expected[1]
