@@ -30,6 +30,8 @@ ROWS = {  # (kind, columns, words of the reader, the documents)
                [Document("a", -1500.0), Document("b", 7.0), Document("c")]),
     "text": ({"text": ["a", "b"], "de": ["ä", "b c"]}, {"target_column": "de"},
              [Document("a", second="ä"), Document("b", second="b c")]),
+    "text in a template": ({"text": ["a", "{}"], "target": ["c", "d"]}, {"template": "to {}: "},
+                           [Document("to a: ", second="c"), Document("to {}: ", second="d")]),
     "tags": ({"words": ["EU rejects", "it"], "ner": ["B O", "O"]}, {"tags_column": "ner"},
              [Document("EU rejects", ("B", "O"), words=("EU", "rejects")), Document("it", ("O",), words=("it",))]),
 }
@@ -67,7 +69,8 @@ def reader(name, kind, text=None, **words):
 def test_all_readers_say_the_same(tmp_path, name, case):
     columns, words, expected = ROWS[case]
     path = write(tmp_path, name, columns)
-    found = list(reader(name, "class" if case == "pair" else case, **words)(path))
+    kind = {"pair": "class", "text in a template": "text"}.get(case, case)
+    found = list(reader(name, kind, **words)(path))
     assert found == expected
     assert all(type(a.label) is type(b.label) for a, b in zip(found, expected, strict=True))
 
@@ -268,3 +271,27 @@ def test_processes_prepare_the_same(tmp_path, monkeypatch, kind):
         store = prepare(labelled(folder, kind, rows, data={"processes": processes}, **pair), TOKENIZER)
         shards[processes] = [[shard["sha256"] for shard in store[split].shards] for split in store.splits]
     assert shards[1] == shards[2] and len(shards[1][0]) > 3
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_column_says_which_split_a_row_is_of(tmp_path, name, measured):
+    """Where it says of none that it is for validation, a share of what is for training is held out."""
+    named = [{0: "test", 1: "Dev" if measured else "train"}.get(i % 10, "train") for i in range(len(LINES))]
+    path = write(tmp_path, name, {"text": LINES, "part": named})
+    config = settings(tmp_path, f"lmzoo.data.{'tables' if name == 'parquet' else 'corpus'}.{READERS[name].__name__}",
+                      {"split_column": "part"}, path=path)
+    found = list(sources.Source(config["data"]).documents())
+    assert [document.text for _, document in found] == LINES
+    for (split, document), told in zip(found, named, strict=True):
+        kept = "val" if not measured and held_out(document.text, 0.1) else "train"
+        assert split == {"test": "test", "Dev": "val", "train": kept}[told]
+    assert {split for split, _ in found} == {"train", "val", "test"}
+    assert {split for split, _ in sources.Source(config["data"]).documents(split="test")} == {"test"}
+
+
+@pytest.mark.parametrize("word", ["", "all", "3"])
+def test_what_is_no_split_is_named(tmp_path, word):
+    path = write(tmp_path, "csv", {"text": ["a", "b"], "split": ["train", word]})
+    with pytest.raises(UserError, match="line 3: data.split_column=split: .* is none of train, val, valid, "):
+        list(Csv(split_column="split")(path))

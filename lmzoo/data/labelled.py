@@ -19,7 +19,8 @@ from ..errors import UserError, few
 Label = str | float | tuple[str, ...]
 KINDS = {None: str, "class": str, "classes": tuple | list, "number": float | int, "tags": tuple | list, "text": None}
 SEPARATOR = "\x1f"  # between the names of a set of classes, where it is one name
-OTHERS = ("pair_column", "target_column", "label_column", "tags_column")  # than that of the (first) text
+OTHERS = ("pair_column", "target_column", "label_column", "tags_column", "split_column")  # than the (first) text's
+SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
 USUAL = {"words_column": "words", "tags_column": "tags", "target_column": "target", "label_column": "label"}
 
 
@@ -62,7 +63,8 @@ class Columns:
     whose words have tags in "words" and these in "tags", the text to write in "target". `pair_column` holds a second
     text. Several classes are a list, or a text that is cut at `label_separator`; words and tags are lists, or texts
     with blanks between them. If no task asks for labels, a column "label" is taken where there is one and it holds a
-    class. `template` is what the text stands in, at its {}. `kind` is what `task.labels` says.
+    class. `template` is what the text stands in, at its {}. `split_column` says which split a row is of. `kind` is what
+    `task.labels` says.
     """
 
     pair_column: str | None = None
@@ -71,6 +73,7 @@ class Columns:
     tags_column: str | None = None
     label_separator: str | None = None
     template: str | None = None
+    split_column: str | None = None
     kind: str | None = None
     text_word = "text_column"
 
@@ -117,6 +120,7 @@ class Columns:
             label = self._label(row.get("label_column"))
         if self.kind and empty:
             raise ValueError(f"the {empty} is empty: leave the row out")
+        split = self._split(row["split_column"]) if "split_column" in row else split
         return Document(text, label, split, False, second, words)
 
     def _text(self, row: Mapping[str, Any], word: str) -> str:
@@ -124,6 +128,11 @@ class Columns:
         if not isinstance(text, str):
             raise ValueError(f"data.{word}={self.columns[word]} is not text but {type(text).__name__}")
         return text if text.isascii() else _storable(text, "text")
+
+    def _split(self, name) -> str:
+        if not isinstance(name, str) or (split := SPLITS.get(name.strip().lower())) is None:
+            raise ValueError(f"data.split_column={self.split_column}: {name!r:.50} is none of {', '.join(SPLITS)}")
+        return split
 
     def _items(self, row: Mapping[str, Any], word: str) -> tuple[str, ...]:
         """The words, or their tags: a list, or a text with blanks between them."""

@@ -14,6 +14,7 @@ from ..draws import mix
 from ..errors import UserError
 
 ROUNDS = 6
+AHEAD = 1024  # rows whose order is worked out at once: it takes hardly longer than for a few
 
 
 def permute(index: np.ndarray, n: int, key: tuple[int, ...]) -> np.ndarray:
@@ -42,12 +43,18 @@ class Shuffled:
 
     def __init__(self, n_rows: int, seed: int):
         self.n_rows, self.seed = n_rows, seed
+        self._ahead = (-1, 0, np.empty(0, np.int64))  # an epoch, a place in it, and the rows from there on
 
     def read(self, step: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
         """The rows of a step, and the epoch of each."""
         epoch, k = divmod(step, -(-self.n_rows // batch_size))
-        index = np.arange(k * batch_size, min((k + 1) * batch_size, self.n_rows))
-        return permute(index, self.n_rows, (self.seed, epoch)), np.full(len(index), epoch)
+        begin, end = k * batch_size, min((k + 1) * batch_size, self.n_rows)
+        known, first, rows = self._ahead
+        if known != epoch or not first <= begin <= end <= first + len(rows):
+            places = np.arange(begin, min(max(end, begin + AHEAD), self.n_rows))
+            first, rows = begin, permute(places, self.n_rows, (self.seed, epoch))
+            self._ahead = epoch, first, rows
+        return rows[begin - first : end - first], np.full(end - begin, epoch)
 
     def seen(self, steps: int, batch_size: int) -> np.ndarray:
         """How many rows the first `steps` steps read, of each source (here there is one)."""

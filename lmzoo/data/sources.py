@@ -64,11 +64,6 @@ def _paths(config: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
             yield word, config[word]
 
 
-def _given(unit: Unit, document: Document) -> str | None:
-    """The split that the source gives a document, but for "train" as the split of a whole piece."""
-    return None if unit.piece.split == "train" else document.split
-
-
 class Source:
     """The documents of a `data` node, with labels of a `kind` (see `labelled`) where the task wants some. Raises
     `UserError` if a path matches nothing."""
@@ -185,15 +180,14 @@ class Source:
             if name:
                 raise UserError(f"{unit.piece.file or 'the reader'}: the last document is said to go on")
 
-    @staticmethod
-    def _split(unit: Unit, document: Document, split: str | None, held_out: float) -> str:
+    def _split(self, unit: Unit, document: Document, split: str | None, held_out: float) -> str:
         if unit.word != "path":
             word, _, name = unit.word.partition(".")
             return f"{PATHS[word]}/{name}" if name else PATHS[word]
         if document.split not in (None, *SPLITS):
             raise UserError("the source gives a text the split "
                             f"{document.split!r}: it must be {', '.join(SPLITS)} or none")
-        given = document.split if split else _given(unit, document)
+        given = document.split if split else self._given(unit, document)
         return given or split or ("val" if held_out and fraction_of(document.content) < held_out else "train")
 
     def held_out(self, split: str | None = None) -> float:
@@ -203,20 +197,35 @@ class Source:
             self._check_apart()
         if not 0 <= fraction < 1:
             raise UserError(f"data.val_fraction={fraction} is not in [0, 1)")
-        if not fraction or split or self.config["val_path"] or any(unit.piece.split == "val" for unit in self.units):
+        if not fraction or split or self.config["val_path"] or self._has_validation():
             return 0.0
         smallest, n, inside = 1.0, 0, False
         for unit, document in ((one, found) for one in self.units if one.word == "path" for found in self.read(one)):
             if not inside:
                 n += 1
                 smallest = min(smallest, fraction_of(document.content))
-                if smallest < fraction or _given(unit, document):
+                if smallest < fraction or self._given(unit, document):
                     return fraction
             inside = document.more
         if n < 2:
             raise UserError(f"{self.title} holds {n} document{'s' * (n != 1)}, so none can be held out for "
                             "validation: set data.val_path, or data.val_fraction=0, or a finer data.reader.split")
         return max(fraction, smallest + 2**-48)
+
+    def _given(self, unit: Unit, document: Document) -> str | None:
+        """The split that the source gives a document, but for the "train" of a whole piece or of a column."""
+        of_all = unit.piece.split == "train" or document.split == "train" and self._column
+        return None if of_all else document.split
+
+    @property
+    def _column(self) -> str | None:
+        return getattr(self.reader, "split_column", None)
+
+    def _has_validation(self) -> bool:
+        """Whether the source says of something that it is for validation."""
+        texts = (document for unit in self.units if unit.word == "path" for document in self.read(unit))
+        return any(unit.piece.split == "val" for unit in self.units) or bool(
+            self._column and any(document.split == "val" for document in texts))
 
     def _check_apart(self) -> None:
         """Raise `UserError` if a file of `val_path` or `test_path` is one of `path`, too."""
