@@ -1,5 +1,7 @@
 """Which wishes for the next token can be met, and together; without torch, so that a command can ask early."""
 
+from collections.abc import Iterable, Mapping
+
 from .errors import UserError
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -34,3 +36,16 @@ def check_choices(
     wishes = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     if n_beams > 1 and (given := [word for word in SAMPLING if wishes[word] is not None]):
         raise UserError(f"{given[0]} is for sampling, but n_beams={n_beams} looks for what is likeliest: leave one out")
+
+
+def check_use(typed: Iterable[str], words: Mapping) -> None:
+    """Raise UserError for a word that was ``typed`` though, with all these ``words``, nothing would look at it."""
+    samples = any(words[word] is not None for word in SAMPLING)
+    for word, is_used, use in (
+        ("seed", samples, f"draws tokens, but each is the likeliest: say {', '.join(SAMPLING[:-1])} or {SAMPLING[-1]}"),
+        ("length_penalty", words["n_beams"] > 1 or words["n_best"] is not None, "ranks beams: say n_beams=4"),
+        ("batch_size", words["prompts_path"] is not None, "is how many prompts of a file are read together: say "
+                                                          "prompts_path=FILE"),
+    ):  # fmt: skip
+        if word in typed and not is_used:
+            raise UserError(f"{word}={words[word]} {use} too, or leave it out")

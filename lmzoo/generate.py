@@ -12,12 +12,14 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from .checks import as_list, one_line
-from .choices import SAMPLING, check_choices
+from .choices import SAMPLING, check_choices, check_use
 from .config import command
 from .errors import UserError
 
@@ -31,19 +33,15 @@ def main() -> None:
 def job(config: DictConfig) -> None:
     words = {word: config[word] for word in WORDS} | {"stop": as_list(config.stop or [])}
     check_choices(**{word: words[word] for word in (*SAMPLING, "repetition_penalty", "n_beams")})
+    typed = {word.lstrip("+").partition("=")[0] for word in HydraConfig.get().overrides.task}
+    check_use(typed, config)
     if config.prompts_path is not None:
-        prompts = read(config.prompts_path, config.prompt, config.out_path)
-        net = open_net(config)
-        new_file = open(config.out_path, "x", encoding="utf-8") if config.out_path else nullcontext(sys.stdout)
-        with new_file as out:
-            for record in records(net, prompts, config.batch_size, words):
-                print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
-        return
+        return answer_file(config, words, typed)
     if config.out_path is not None:
         raise UserError(f"out_path={config.out_path} is for the answers to prompts_path=FILE: give that too")
     if config.prompt is None and not sys.stdin.isatty():
         raise UserError('no prompt: say prompt="...", or prompts_path=FILE with a prompt a line')
-    net = open_net(config)
+    net = open_net(config, typed)
     if config.prompt is not None:
         speak(net, config.prompt, words)
     while config.prompt is None:
@@ -55,28 +53,50 @@ def job(config: DictConfig) -> None:
             return print()
 
 
-def read(path: str, prompt: str | None, out_path: str | None) -> list[str]:
-    """The prompts in a file, a line each."""
+def answer_file(config: DictConfig, words: dict, typed: set[str]) -> None:
+    """Answer the prompts of a file, once it is clear that each of them can be."""
+    from .decoding.answering import check
+
+    prompts = read(config.prompts_path, config.prompt, config.out_path)
+    net = open_net(config, typed)
+    for line, prompt in prompts.items():
+        try:
+            check(net, prompt, **words)
+        except UserError as error:
+            raise UserError(f"prompts_path={config.prompts_path}, line {line}: {error}") from error
+    found = records(net, list(prompts.values()), config.batch_size, words)
+    first = next(found)  # what cannot be for any prompt is said before there is a file
+    with open(config.out_path, "x", encoding="utf-8") if config.out_path else nullcontext(sys.stdout) as out:
+        for record in chain([first], found):
+            print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
+
+
+def read(path: str, prompt: str | None, out_path: str | None) -> dict[int, str]:
+    """The prompts in a file by the numbers of their lines, which end at newlines and nowhere else."""
     if prompt is not None:
         raise UserError(f"prompt={prompt} and prompts_path={path}: give one of them")
     if out_path is not None and Path(out_path).exists():
         raise UserError(f"out_path={out_path} is there already: give a new file")
     try:
-        prompts = [line for line in Path(path).expanduser().read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"prompts_path={path} is no text in UTF-8") from None
+    prompts = {number: line for number, line in enumerate(lines, 1) if line.strip()}
     if not prompts:
         raise UserError(f"prompts_path={path}: there is no prompt in it, only empty lines")
     return prompts
 
 
-def open_net(config: DictConfig):
-    """The net of `config.ckpt` on `config.device`."""
+def open_net(config: DictConfig, typed: set[str]):
+    """The net of `config.ckpt` on `config.device`, if it has a use for all words that were `typed`."""
     import torch
 
     from . import load
 
     net = load(config.ckpt, tuple(config.trust))
+    if net.family == "encoder" and "max_new_tokens" in typed:
+        limit = f"max_new_tokens={config.max_new_tokens}"
+        raise UserError(f"{limit}: an encoder fills a blank with one token, leave it out")
     device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
     try:
         return net.to(device)
@@ -102,12 +122,13 @@ def records(net, prompts: list[str], batch_size: int, words: dict) -> Iterator[d
 
 def speak(net, prompt: str, words: dict) -> None:
     """Print what the net says to a prompt, as it comes."""
-    from .decoding.answering import answer, fill, has_blanks
+    from .decoding.answering import answer, fill, filled, has_blanks
 
     if has_blanks(net, prompt):
         for record in fill(net, prompt, **words):
-            lines = ["   ".join(f"{token} {p:.2f}" for token, p in blank) for blank in record.get("blanks", ())]
-            print("\n".join([*lines, *(f"{sentinel} {text}" for sentinel, text in record.get("spans", {}).items())]))
+            print(filled(net.tokenizer, record))
+            for blank in record.get("blanks", ()):
+                print("  " + "   ".join(f"{token} {probability:.2f}" for token, probability in blank))
         return
     before = prompt if net.family == "decoder" else ""
     if words["n_beams"] > 1 or words["n_best"] is not None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from lmzoo.choices import check_choices
+from lmzoo.choices import check_choices, check_use
 from lmzoo.errors import UserError
 
 
@@ -39,3 +39,15 @@ def test_what_can_be():
     check_choices()
     check_choices(temperature=0.1, top_k=50, top_p=1.0, min_p=0.0, repetition_penalty=0.5, vocab_size=50)
     check_choices(n_beams=4, n_best=4, repetition_penalty=1.2, vocab_size=50)
+
+
+def test_words_that_nothing_looks_at():
+    words = dict.fromkeys(["temperature", "top_k", "top_p", "min_p", "n_best", "prompts_path"])
+    words |= {"n_beams": 1, "seed": 0, "length_penalty": 1.0, "batch_size": 16}
+    uses = {"seed": {"min_p": 0.1}, "length_penalty": {"n_beams": 2}, "batch_size": {"prompts_path": "a"}}
+    check_use(["prompt"], words)
+    for word, use in uses.items():
+        with pytest.raises(UserError, match=f"^{word}={words[word]} .* too, or leave it out$"):
+            check_use(["prompt", word], words)
+        check_use(["prompt", word], words | use)
+    check_use(["length_penalty"], words | {"n_best": 1})

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lmzoo.blocks.position import Buckets
+from lmzoo.errors import UserError
 from models import POSITIONS, ids, make
 
 CROSS = ["t5", "multi_head", "additive"]
@@ -98,3 +99,13 @@ def test_learned_positions_bind_both_sides():
     for source, target in ((33, 4), (4, 33)):
         with pytest.raises(ValueError, match="33 tokens is longer than the model's 32 learned positions"):
             net(ids(1, source), None, ids(1, target))
+
+
+def test_the_second_place_is_the_masks():
+    net, source = make("t5"), ids(2, 6)
+    for answers in ids(2, 5, seed=2), ids(2, 6, seed=2):
+        with pytest.raises(UserError, match=r"called as net\(input_ids, attention_mask, decoder_input_ids\)"):
+            net(source, answers)
+    for words in ((source, ids(2, 5), source), (source, None, source, torch.ones(2, 5)), (source, None, [[1], [2]])):
+        with pytest.raises(UserError, match="input_ids"):
+            net(*words)

@@ -1,6 +1,8 @@
 """A run becomes a folder that transformers opens, and comes back."""
 
+import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -8,7 +10,122 @@ import torch
 from lmzoo.tools.export import export
 
 import lmzoo
+import lmzoo.checkpoint
 import models
+from lmzoo.tokenizer import byte
+
+transformers = pytest.importorskip("transformers")
+
+
+CLASSIFIER = {"_target_": "lmzoo.blocks.head.Classifier", "_partial_": True, "n_classes": 3, "pool": "first"}
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-classification
+---
+
+# mine
+
+|  |  |
+|---|---|
+| architecture | BertForSequenceClassification, encoder |
+| parameters | PARAMETERS |
+| sizes | layers 2, d_model 16, vocabulary 400, longest row 32 |
+| task | classification |
+| began as | `runs/a` |
+| data | `a\\|b.csv`, `c.csv` |
+| labels | bad, fair, good |
+| weights | `last.ckpt`, after 1,200 steps and 34,567 tokens |
+| seed | 3 |
+| made by | lmzoo 0.1 |
+
+## Results
+
+Of the run's best weights by val/loss:
+
+| metric | value |
+|---|---|
+| test/f1 | 0.5 |
+| val/loss | 1.235 |
+
+![loss](loss.png)
+
+## Training
+
+```
+python -m lmzoo.train 'data.path=[a|b.csv,c.csv]'
+python -m lmzoo.train ckpt=runs/x
+```
+
+## Use
+
+```python
+from transformers import AutoTokenizer, BertForSequenceClassification
+tokenizer, model = (kind.from_pretrained('FOLDER') for kind in (AutoTokenizer, BertForSequenceClassification))
+print(model(**tokenizer('Some text', return_tensors='pt')).logits)
+```
+"""
+
+
+@pytest.fixture
+def classifier_run(tmp_path):
+    """(a run's folder as its files would be, its net)."""
+    net, run = models.make("bert", vocab_size=400, head=CLASSIFIER), tmp_path / "run"
+    net.tokenizer = byte([], 400)
+    config = {
+        "name": "mine", "seed": 3, "init_from": "runs/a", "model": models.config("bert", 400, head=CLASSIFIER),
+        "task": {"_target_": "lmzoo.tasks.classification.Classification", "labels": "class"},
+        "data": {"path": ["a|b.csv", "c.csv"], "name": None, "sources": {}, "reader": {"_target_": "x"}},
+        "checkpoint": {"monitor": "val/loss", "test_best": True},
+    }  # fmt: skip
+    identity = {"config": config, "tokenizer": net.tokenizer.json, "labels": ["bad", "fair", "good"], "version": "0.1"}
+    state = {"state_dict": {f"net.{name}": weight for name, weight in net.state_dict().items()}, "lmzoo": identity,
+             "global_step": 1200, "callbacks": {"Metrics": {"tokens": 34567}, "Other": {}}}  # fmt: skip
+    (run / "checkpoints").mkdir(parents=True)
+    lmzoo.checkpoint.write(state, run / "checkpoints" / "last.ckpt")
+    (run / "result.json").write_text('{"test/f1": 0.5, "val/loss": 1.23456}')
+    commands = ["/usr/bin/python -m lmzoo.train 'data.path=[a|b.csv,c.csv]'", "python -m lmzoo.train ckpt=runs/x"]
+    (run / "environment.jsonl").write_text("".join(json.dumps({"command": one}) + "\n" for one in commands))
+    (run / "loss.png").write_bytes(b"a picture")
+    return run, net
+
+
+def test_a_card_says_what_the_runs_files_say(classifier_run, tmp_path):
+    run, net = classifier_run
+    out = tmp_path / "out"
+    assert export(str(run / "checkpoints" / "last.ckpt"), str(out)).startswith(f"{out}: open it by")
+    n = sum(parameter.numel() for parameter in net.parameters())
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card == CARD.replace("PARAMETERS", f"{n:,}").replace("FOLDER", str(out))
+    assert (out / "loss.png").read_bytes() == b"a picture"
+
+
+def test_what_the_card_proposes_runs_and_a_pipeline_names_the_labels(classifier_run, tmp_path, capsys):
+    run, net = classifier_run
+    export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out"))
+    example = (tmp_path / "out" / "README.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]
+    made = {}
+    exec(example, made)
+    row = torch.tensor([net.tokenizer.document(net.tokenizer.encode("Some text"))])
+    logits = made["model"](**made["tokenizer"]("Some text", return_tensors="pt")).logits
+    torch.testing.assert_close(logits, net(row), atol=1e-5, rtol=0)
+    assert str(logits) in capsys.readouterr().out
+    pipeline = transformers.pipeline("text-classification", str(tmp_path / "out"), device="cpu")
+    expected = net(row).softmax(-1)
+    [found] = pipeline(["Some text"])
+    assert found["label"] == ["bad", "fair", "good"][expected.argmax()]
+    assert found["score"] == pytest.approx(expected.max().item(), abs=1e-5)
+
+
+def test_a_run_of_which_little_is_left(gpt_run, tmp_path):
+    """Nothing is said in the place of what is missing."""
+    shutil.copytree(gpt_run / "checkpoints", tmp_path / "run" / "checkpoints")
+    export(str(tmp_path / "run"), str(tmp_path / "out"))
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "## Results" not in card and "loss.png" not in card and "## Training" not in card
+    assert "| weights | `last.ckpt`, after 6 steps and 1,5" in card and not (tmp_path / "out" / "loss.png").exists()
+    export(str(tmp_path / "out"), str(tmp_path / "again"))  # a folder of transformers is no run
+    assert not (tmp_path / "again" / "README.md").exists()
 
 
 def test_export_and_back(gpt_run, tmp_path):

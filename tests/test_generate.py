@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lmzoo
-from lmzoo.decoding.answering import answer
+from lmzoo.decoding.answering import answer, fill
 from lmzoo.generate import main as command
 
 
@@ -27,11 +27,12 @@ def t5_run(words, tmp_path_factory):
 
 
 @pytest.fixture
-def said(monkeypatch, capsys):
+def said(monkeypatch, capsys, bert_run):
     """said(run, *words) -> what the command prints; with `lines` typed on a terminal."""
 
     def run(ckpt, *words, lines=None):
-        monkeypatch.setattr("sys.argv", ["lmzoo.generate", f"ckpt={ckpt}", "device=cpu", "max_new_tokens=8", *words])
+        limit = [] if ckpt == bert_run else ["max_new_tokens=8"]
+        monkeypatch.setattr("sys.argv", ["lmzoo.generate", f"ckpt={ckpt}", "device=cpu", *limit, *words])
         if lines is not None:
             typed = io.StringIO(lines)
             typed.isatty = lambda: True
@@ -65,17 +66,21 @@ def test_beams(gpt_run, said):
 
 def test_an_encoder_fills_each_blank(bert_run, said):
     for words, n in ([], 3), (["n_best=5"], 5):
-        lines = said(bert_run, "prompt=the {} sat on a [MASK] mat", *words).out.splitlines()
-        assert len(lines) == 2
-        for line in lines:
-            probabilities = [float(part.split()[-1]) for part in line.split("   ")]
+        text, *lines = said(bert_run, "prompt=the {} sat on a [MASK] mat", *words).out.splitlines()
+        assert len(lines) == 2 and all(line.startswith("  ") for line in lines)
+        guesses = [[part.split() for part in line.strip().split("   ")] for line in lines]
+        for blank in guesses:
+            probabilities = [float(probability) for _, probability in blank]
             assert len(probabilities) == n and probabilities == sorted(probabilities, reverse=True)
+        assert text == f"the [{guesses[0][0][0]}] sat on a [{guesses[1][0][0]}] mat"
 
 
 def test_an_encoder_decoder_fills_spans_or_answers(t5_run, said):
-    lines = said(t5_run, "prompt=the {} sat on {} hill").out.splitlines()
-    assert [line.split(" ")[0] for line in lines] == ["<extra_id_0>", "<extra_id_1>"]
-    [[record]] = answer(lmzoo.load(t5_run), ["the cat"], max_new_tokens=8)
+    net = lmzoo.load(t5_run)
+    [record] = fill(net, "the {} sat on {} hill", max_new_tokens=8)
+    first, second = record["spans"].values()
+    assert said(t5_run, "prompt=the {} sat on <extra_id_0> hill").out == f"the [{first}] sat on [{second}] hill\n"
+    [[record]] = answer(net, ["the cat"], max_new_tokens=8)
     assert said(t5_run, "prompt=the cat").out == f"{record['answer']}\n"
 
 
@@ -92,6 +97,33 @@ def test_a_file_of_prompts(gpt_run, said, tmp_path, batch_size):
     assert [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] == expected
 
 
+def test_only_newlines_part_prompts(gpt_run, said, tmp_path):
+    prompts = ["the\u2028cat", "a\x0cmat", "the\x85dog\x1c", "one\x0bhill"]
+    (tmp_path / "prompts").write_bytes("\r\n".join(prompts).encode())
+    records = [json.loads(line) for line in said(gpt_run, f"prompts_path={tmp_path / 'prompts'}").out.split("\n")[:-1]]
+    assert [record["prompt"] for record in records] == prompts
+
+
+@pytest.mark.parametrize("run, bad, more, line", [
+    ("gpt_run", "the cat " * 40, [], "positions"), ("bert_run", "the cat", [], "0 blanks"),
+    ("bert_run", "the q {}", [], "no token for 'q' of the prompt"), ("bert_run", "{} cat" * 70, [], "longer than"),
+    ("t5_run", "{} " * 101, [], "101 blanks"), ("gpt_run", None, ["top_k=9999"], "the vocabulary's size"),
+    ("t5_run", "the {}", ["n_beams=2"], "n_beams: an encoder-decoder fills blanks"),
+])  # fmt: skip
+def test_a_bad_prompt_late_in_a_file_is_found_before_anything_is_written(
+    run, bad, more, line, gpt_run, bert_run, t5_run, said, tmp_path, capsys
+):
+    folder = {"gpt_run": gpt_run, "bert_run": bert_run, "t5_run": t5_run}[run]
+    good = "the {} cat" if run == "bert_run" else "the cat"
+    (tmp_path / "prompts").write_text("\n".join(["", *[good] * 3, *filter(None, [bad]), good]), encoding="utf-8")
+    words = [f"prompts_path={tmp_path / 'prompts'}", f"out_path={tmp_path / 'out'}", "batch_size=1", *more]
+    with pytest.raises(SystemExit, match="2"):
+        said(folder, *words)
+    got = capsys.readouterr()
+    assert line in got.err and got.err.count("\n") == 1 and got.out == "" and not (tmp_path / "out").exists()
+    assert bad is None or "prompts, line 5: " in got.err
+
+
 def test_a_file_of_prompts_with_and_without_blanks(t5_run, said, tmp_path):
     (tmp_path / "prompts").write_text("the {} sat\nthe cat\n<extra_id_0> sat", encoding="utf-8")
     records = [json.loads(line) for line in said(t5_run, f"prompts_path={tmp_path / 'prompts'}").out.splitlines()]
@@ -101,7 +133,7 @@ def test_a_file_of_prompts_with_and_without_blanks(t5_run, said, tmp_path):
 def test_a_conversation(bert_run, gpt_run, said):
     """A mistake is said and the next line read."""
     got = said(bert_run, lines="a {} cat\nthe cat\n{} cat\n")
-    assert got.out.count("> ") == 4 and got.out.count("   ") == 4 and got.err.count("lmzoo: ") == 1
+    assert [got.out.count(part) for part in ("> ", "   ", "] cat")] == [4, 4, 2] and got.err.count("lmzoo: ") == 1
     assert said(gpt_run, lines="the cat\n").out == f"> {said(gpt_run, 'prompt=the cat').out}> \n"
 
 
@@ -111,6 +143,9 @@ def test_a_conversation(bert_run, gpt_run, said):
     ("top_k=0", "top_k="), ("min_p=-1", "min_p="), ("repetition_penalty=0", "repetition_penalty="),
     ("n_beams=0", "n_beams="), ("n_best=0", "n_best="), ("stop=[]", "stop=[]"), ("ckpt=", "ckpt="),
     ("batch_size=0", "batch_size="), ("out_path=x", "out_path=x is for the answers to prompts_path"),
+    ("length_penalty=2", "length_penalty=2.0 ranks beams: say n_beams=4 too, or leave it out"),
+    ("seed=3", "seed=3 draws tokens, but each is the likeliest: say temperature, top_k, top_p or min_p too"),
+    ("batch_size=4", "batch_size=4 is how many prompts of a file are read together: say prompts_path=FILE too"),
     ("prompts_path=nowhere.txt", "prompt=a and prompts_path=nowhere.txt: give one of them"),
 ])  # fmt: skip
 def test_values_that_cannot_be_are_refused_before_a_net_is_read(word, line, monkeypatch, capsys):
@@ -148,6 +183,7 @@ def test_mistakes_that_need_the_net(gpt_run, bert_run, tmp_path, said, capsys):
     for run, words, line in [
         (bert_run, ["top_p=0.9", "prompt=a {}"], "top_p: an encoder fills blanks"),
         (bert_run, ["prompt=the cat"], "0 blanks"),
+        (bert_run, ["prompt=a {}", "max_new_tokens=3"], "max_new_tokens=3: an encoder fills a blank with one token"),
         (bert_run, ["prompt=the q {}"], "no token for 'q' of the prompt"),
         (gpt_run, ["prompt=a", "max_new_tokens=10000"], "positions"),
         (gpt_run, ["prompt=a", "top_k=10000"], "the vocabulary's size"),

@@ -264,21 +264,6 @@ def test_a_net_that_transformers_lacks_is_refused_by_its_part(name, words, part,
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
-def test_a_folder_is_readable_by_all_alike_and_nothing_is_said_of_it(name, tmp_path, capfd):
-    hf.to_hf(models.make(name), tmp_path / "out")
-    hf.from_hf(tmp_path / "out")
-    assert len({file.stat().st_mode for file in (tmp_path / "out").iterdir()}) == 1
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_folder_in_use_is_refused(tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="is not empty"):
-        hf.to_hf(models.make("gpt"), tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
-
-
 REFUSED = [
     (lambda: llama(), {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type='dynamic'"),
     (lambda: llama("yarn"), {"rope_parameters": {"rope_type": "yarn", "mscale": 2.0}}, "no rope_parameters.mscale"),

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from lmzoo.checkpoint import build
 from lmzoo.config import compose
+from lmzoo.errors import UserError
 from lmzoo.models import Decoder, Encoder, EncoderDecoder
 from models import FAMILIES, POSITIONS, TINY, attention, config, ids, logits, make, read
 
@@ -179,3 +180,26 @@ def test_a_row_of_padding_only_gives_finite_numbers_and_gradients(family, positi
     assert out.isfinite().all() and all(p.grad.isfinite().all() for p in net.parameters())
     with torch.no_grad():
         close(out[1:], logits(net, rows[1:]))
+
+
+@pytest.mark.parametrize("pool", ["first", "last", "mean"])
+@pytest.mark.parametrize("name", ["bert", "gpt", "t5"])
+def test_a_classifier_called_plainly_answers_a_row_alike_however_it_is_padded(name, pool):
+    head = {"_target_": "lmzoo.blocks.head.Classifier", "_partial_": True, "n_classes": 4, "pool": pool}
+    net, row = make(name, head=head), ids(1, 5)
+    expected = logits(net, row)
+    assert expected.shape == (1, 4) and not torch.allclose(logits(net, row[:, 1:-1]), expected, atol=1e-3)
+    for left in (0, 1, 3):
+        rows, mask = torch.full((1, 8), 7), torch.zeros(1, 8)
+        rows[:, left : left + 5], mask[:, left : left + 5] = row, 1
+        torch.testing.assert_close(logits(net, rows, mask), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt", "t5"])
+def test_what_are_no_rows_of_ids_is_said_in_a_sentence(name):
+    net = make(name)
+    for given in "Return a", [5, 6], [[5, 6]], torch.tensor([5, 6]), torch.rand(1, 2):
+        with pytest.raises(UserError, match=r"^input_ids: give a tensor \(B, T\) of ids, .*encode\(text\) makes ids"):
+            net(given, None, ids(1, 2))
+    with pytest.raises(UserError, match=r"mask of input_ids must be a tensor of their shape \(1, 6\), not of"):
+        net(ids(1, 6), torch.ones(1, 5), ids(1, 5))

@@ -101,3 +101,22 @@ def test_a_run_that_is_none(monkeypatch, capsys, tmp_path, tool, place):
 def test_what_a_benchmark_does_not_know(monkeypatch, capsys, words):
     code, _, error = said(monkeypatch, capsys, "benchmark", *words)
     assert code == 2 and re.match("benchmark: error: (argument|the following)|lmzoo: --mb", error.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("tool", "function", "words"), [
+    ("count", "count", ["model=gpt", "--devices", "2", "size=tiny"]),
+    ("inspect_data", "inspect", ["model=gpt", "--rows", "2", "task=clm"]),
+    ("train_tokenizer", "train", ["a.json", "tokenizer=byte"]), ("prepare_data", "prepare", ["model=gpt", "task=clm"]),
+    ("extrapolate", "extrapolate", ["optim.lr=1", "--length", "16", "seed=1"]),
+    ("norm_study", "study", ["optim.lr=1", "--depths", "2", "seed=1"]), ("export", "export", ["--to", "hf", "a", "b"]),
+    ("attention", "see", ["--text", "a", "run"]), ("merge_adapter", "merge", ["run", "--base", "x", "file"]),
+])  # fmt: skip
+def test_words_stand_before_and_behind_options(monkeypatch, tool, function, words):
+    module, asked = importlib.import_module(f"lmzoo.tools.{tool}"), []
+    monkeypatch.setattr(module, function, lambda *given, **more: asked.append([*given, more]))
+    monkeypatch.setattr(sys, "argv", [tool, *words])
+    module.main()
+    options = [i for i, word in enumerate(words) if word.startswith("--")]
+    for word in (word for i, word in enumerate(words) if not {i, i - 1} & set(options)):
+        assert re.search(rf"(?<![\w=]){re.escape(word)}(?![\w=])", str(asked))
+    assert len(asked) == 1

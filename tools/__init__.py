@@ -9,9 +9,16 @@ from lmzoo import UserError
 from lmzoo.checks import explain
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that takes words before, between and behind options."""
+
+    def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
+        return self.parse_intermixed_args(args, namespace)
+
+
 def parser(doc: str) -> argparse.ArgumentParser:
     """A parser whose help is the tool's docstring as it stands."""
-    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def new_file(file: str | Path, suffix: str = "") -> Path:

@@ -107,7 +107,7 @@ def main() -> None:
     arguments.add_argument("--length", type=int, default=128, help="rows of training, tokens")
     arguments.add_argument("--read", type=int, default=512, help="rows that are read afterwards, tokens")
     arguments.add_argument("--png", type=Path, metavar="FILE", help="draw the loss along the row")
-    given = arguments.parse_intermixed_args()
+    given = arguments.parse_args()
     answer(extrapolate, given.words, given.schemes, given.length, given.read, given.png)
 
 

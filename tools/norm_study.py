@@ -113,7 +113,7 @@ def main() -> None:
     arguments.add_argument("--depths", type=numbers, default=[4, 12, 24], metavar="4,12,...", help="layers")
     arguments.add_argument("--blocks", type=names, default=["pre", "post"], metavar="pre,post", help="of model/block")
     arguments.add_argument("--png", type=Path, metavar="FILE", help="draw gradients and losses")
-    given = arguments.parse_intermixed_args()
+    given = arguments.parse_args()
     answer(study, given.words, given.depths, given.blocks, given.png)
 
 

@@ -210,21 +210,39 @@ def follow(model: nn.Module, reader: Reader, eos: int | None, stop: Sequence[str
 
 def check_rows(model: nn.Module, rows: Tensor, mask: Tensor | None, max_new_tokens: int, start: int | None) -> None:
     """Refuse a model that cannot generate, and rows that it cannot continue."""
-    length, answers = rows.shape[-1], check_family(model, "decoder", "encoder-decoder") == "encoder-decoder"
+    answers = check_family(model, "decoder", "encoder-decoder") == "encoder-decoder"
     if max_new_tokens < 1:
         raise UserError(f"max_new_tokens={max_new_tokens} must be at least 1")
-    if rows.ndim != 2 or 0 in rows.shape:
+    check_ids(rows, mask)
+    if 0 in rows.shape:
         raise UserError(f"input_ids must be rows (B, T) of at least one token, not of shape {tuple(rows.shape)}")
-    if mask is not None and (mask.shape != rows.shape or not mask.bool().any(1).all()):
-        raise UserError("the attention_mask must have the shape of input_ids and keep a token of every row")
+    if mask is not None and not mask.bool().any(1).all():
+        raise UserError("the attention_mask must keep a token of every row of input_ids")
     if not 0 <= rows.min() <= rows.max() < model.vocab_size:
         raise UserError(f"input_ids must lie between 0 and {model.vocab_size - 1}: is the tokenizer another model's?")
     if answers and start is None:
         raise UserError("an encoder-decoder needs start, the id that its answers begin with (the tokenizer's start)")
+    check_length(model, rows.shape[1], max_new_tokens)
+
+
+def check_length(model: nn.Module, length: int, max_new_tokens: int) -> None:
+    """Refuse a prompt of so many tokens if the positions of a model that generates do not reach to its answer's end."""
+    answers = model.family == "encoder-decoder"
     needed = max(length, 1 + max_new_tokens) if answers else length + max_new_tokens
     if model.max_positions is not None and needed > model.max_positions:
         raise UserError(f"a prompt of {length} tokens and max_new_tokens={max_new_tokens} need {needed} positions, but "
                         f"the model has {model.max_positions}: make one of them shorter")  # fmt: skip
+
+
+def check_ids(ids: object, mask: object = None, name: str = "input_ids") -> None:
+    """Refuse what is no tensor (B, T) of ids, and a mask that is none of that shape."""
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise UserError(f"{name}: give a tensor (B, T) of ids, rows of whole numbers, not {given}; "
+                        "model.tokenizer.encode(text) makes ids, torch.tensor([ids]) a row of them")  # fmt: skip
+    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
+        given = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise UserError(f"the mask of {name} must be a tensor of their shape {tuple(ids.shape)}, not {given}")
 
 
 def check_family(model: nn.Module, *families: str) -> str:

@@ -3,7 +3,7 @@ fills them or, where there are none, answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -11,8 +11,8 @@ from torch import nn
 from ..choices import SAMPLING
 from ..errors import UserError
 from ..tokenizer import Tokenizer
-from . import generate, search
-from .filling import BLANK, fill_masks, fill_spans
+from . import check_length, generate, search
+from .filling import BLANK, fill_masks, fill_spans, masked_ids, spanned_ids
 from .telling import Teller
 
 
@@ -32,14 +32,38 @@ def fill(net: nn.Module, prompt: str, *, max_new_tokens: int = 64, n_best: int |
     """[{prompt, blanks: for each the n_best (3) tokens [token, probability]}] of an encoder, else [{prompt, spans:
     {sentinel: text}}]. ``words``: those of `answer`, which are refused unless they leave a blank to what is likeliest.
     """
+    check_blanks(net, prompt, max_new_tokens, n_best, words)
+    if net.family == "encoder":
+        return [{"prompt": prompt, "blanks": fill_masks(net, net.tokenizer, prompt, n_best or 3)}]
+    return [{"prompt": prompt, "spans": fill_spans(net, net.tokenizer, prompt, max_new_tokens)}]
+
+
+def filled(tokenizer: Tokenizer, record: dict) -> str:
+    """The prompt of a record of `fill`, what is likeliest in brackets in the place of each blank."""
+    fillers = [blank[0][0] for blank in record.get("blanks", ())] or record["spans"].values()
+    first, *others = spelled(tokenizer, record["prompt"]).split(BLANK)
+    return first + "".join(f"[{filler}]{part}" for filler, part in zip(fillers, others, strict=True))
+
+
+def check(net: nn.Module, prompt: str, *, max_new_tokens: int = 64, n_best: int | None = None, **words) -> None:
+    """Raise UserError, as `fill` or `answer` would, for a prompt that the net cannot read with these words."""
+    if has_blanks(net, prompt):
+        check_blanks(net, prompt, max_new_tokens, n_best, words)
+    else:
+        check_length(net, len(prompt_ids(net, prompt)), max_new_tokens)
+
+
+def check_blanks(net: nn.Module, prompt: str, max_new_tokens: int, n_best: int | None, words: Mapping) -> None:
+    """Refuse words that filling has no use for, and a prompt that the net would not see as it is."""
     asked = [word for word in (*SAMPLING, "repetition_penalty", "stop") if words.get(word)]
     asked += ["n_beams"] * (words.get("n_beams", 1) > 1) + ["n_best"] * bool(net.family != "encoder" and n_best)
     if asked:
         raise UserError(f"{asked[0]}: an {net.family} fills blanks with what is likeliest, and has no use for it")
     check_known(net.tokenizer, *spelled(net.tokenizer, prompt).split(BLANK))
     if net.family == "encoder":
-        return [{"prompt": prompt, "blanks": fill_masks(net, net.tokenizer, prompt, n_best or 3)}]
-    return [{"prompt": prompt, "spans": fill_spans(net, net.tokenizer, prompt, max_new_tokens)}]
+        masked_ids(net, net.tokenizer, prompt, n_best or 3)
+    else:
+        spanned_ids(net, net.tokenizer, prompt, max_new_tokens)
 
 
 def answer(

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..tokenizer import WORD
-from . import check_family, evaluating, generate
+from . import check_family, check_length, evaluating, generate
 
 BLANK = "{}"
 
@@ -23,6 +23,16 @@ def fill_masks(model: nn.Module, tokenizer, text: str, top: int = 3) -> list[lis
 
     Raises UserError for a model that is no encoder, a tokenizer without mask, a text without blank or too long.
     """
+    row = torch.tensor([masked_ids(model, tokenizer, text, top)], device=next(model.parameters()).device)
+    with evaluating(model):
+        logits = model(row, readout=lambda head, hidden: head(hidden[row == tokenizer.mask]))
+    best = logits[:, : len(tokenizer)].float().softmax(-1).topk(top)
+    tokens = [[tokenizer.decode([id]).strip() or tokenizer.token(id) for id in line] for line in best.indices.tolist()]
+    return [list(zip(*pair, strict=True)) for pair in zip(tokens, best.values.tolist(), strict=True)]
+
+
+def masked_ids(model: nn.Module, tokenizer, text: str, top: int) -> list[int]:
+    """What an encoder reads of a text with blanks; UserError as in `fill_masks`."""
     check_family(model, "encoder")
     tokenizer.require("mask", task="filling masks")
     if not 1 <= top <= len(tokenizer):
@@ -31,12 +41,7 @@ def fill_masks(model: nn.Module, tokenizer, text: str, top: int = 3) -> list[lis
     ids = tokenizer.document(join(tokenizer, text, [tokenizer.mask] * text.count(BLANK)))
     if model.max_positions is not None and len(ids) > model.max_positions:
         raise UserError(f"a text of {len(ids)} tokens is longer than the {model.max_positions} positions of the model")
-    row = torch.tensor([ids], device=next(model.parameters()).device)
-    with evaluating(model):
-        logits = model(row, readout=lambda head, hidden: head(hidden[row == tokenizer.mask]))
-    best = logits[:, : len(tokenizer)].float().softmax(-1).topk(top)
-    tokens = [[tokenizer.decode([id]).strip() or tokenizer.token(id) for id in line] for line in best.indices.tolist()]
-    return [list(zip(*pair, strict=True)) for pair in zip(tokens, best.values.tolist(), strict=True)]
+    return ids
 
 
 def fill_spans(model: nn.Module, tokenizer, text: str, max_new_tokens: int = 64) -> dict[str, str]:
@@ -45,18 +50,25 @@ def fill_spans(model: nn.Module, tokenizer, text: str, max_new_tokens: int = 64)
     The span of a sentinel that the model left out is empty. Raises UserError for a model that is no encoder-decoder, a
     tokenizer without sentinels, a text without blank, too long, or with more blanks than sentinels.
     """
-    check_family(model, "encoder-decoder")
-    tokenizer.require("sentinels", "start", "eos", task="filling spans")
-    for sentinel in tokenizer.sentinels:
-        text = text.replace(tokenizer.token(sentinel), BLANK)
-    row = torch.tensor([[*join(tokenizer, text, tokenizer.sentinels), tokenizer.eos]])
+    row = spanned_ids(model, tokenizer, text, max_new_tokens)
     words = {"eos": tokenizer.eos, "start": tokenizer.start, "forbidden": range(len(tokenizer), model.vocab_size)}
-    answer, spans = generate(model, row, None, max_new_tokens, **words)[0, 1:].tolist(), {}
-    for sentinel in tokenizer.sentinels[: text.count(BLANK)]:
+    answer, spans = generate(model, torch.tensor([row]), None, max_new_tokens, **words)[0, 1:].tolist(), {}
+    for sentinel in tokenizer.sentinels[: sum(id in tokenizer.sentinels for id in row)]:
         behind = answer[answer.index(sentinel) + 1 :] if sentinel in answer else []
         end = next((at for at, id in enumerate(behind) if id in tokenizer.special_ids), len(behind))
         spans[tokenizer.token(sentinel)] = tokenizer.decode(behind[:end]).strip()
     return spans
+
+
+def spanned_ids(model: nn.Module, tokenizer, text: str, max_new_tokens: int) -> list[int]:
+    """What an encoder-decoder reads of a text with blanks; UserError as in `fill_spans`."""
+    check_family(model, "encoder-decoder")
+    tokenizer.require("sentinels", "start", "eos", task="filling spans")
+    for sentinel in tokenizer.sentinels:
+        text = text.replace(tokenizer.token(sentinel), BLANK)
+    ids = [*join(tokenizer, text, tokenizer.sentinels), tokenizer.eos]
+    check_length(model, len(ids), max_new_tokens)
+    return ids
 
 
 def blanked(text: str, n_words: int = 1) -> tuple[str, list[str]]:

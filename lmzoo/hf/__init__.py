@@ -1,4 +1,4 @@
-"""To and from Hugging Face's transformers, with the same logits: GPT-2, Llama, BERT (masked head), T5 v1.0 and v1.1.
+"""To and from Hugging Face's transformers, with the same logits: GPT-2, Llama, BERT, T5 v1.0 and v1.1.
 
 What is called how stands in two tables, read both ways: architectures.py (configs) and weights.py (parameters).
 Either needs transformers (`pip install 'lmzoo[hf]'`), and never the network.
@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import nn
@@ -46,7 +47,7 @@ def from_hf(source) -> nn.Module:
     """
     is_folder = isinstance(source, str | Path)
     theirs = _load(source) if is_folder else source
-    architecture, config = architectures.read(theirs.config.to_dict())
+    architecture, config = architectures.read(theirs.config.to_dict() | {"architectures": [type(theirs).__name__]})
     net = checkpoint.build(config)
     names = [name for name, _ in net.named_parameters()]
     wanted, given = set(weights.pair(architecture.weights, names)), {name for name, _ in theirs.named_parameters()}
@@ -61,9 +62,10 @@ def from_hf(source) -> nn.Module:
     return net.eval()
 
 
-def to_hf(model: nn.Module, folder: str | Path) -> None:
+def to_hf(model: nn.Module, folder: str | Path, words: Mapping | None = None) -> None:
     """Write `model`, with its tokenizer if it has one: transformers' from_pretrained(folder) gives the same logits.
 
+    `words`: more of config.json that say nothing of the net, as {"id2label": {0: "bad", 1: "good"}}.
     Raises UserError for a net that Hugging Face doesn't have, naming the part, and for a folder that isn't empty.
     """
     from safetensors.torch import save_file
@@ -71,12 +73,13 @@ def to_hf(model: nn.Module, folder: str | Path) -> None:
     folder = check_folder(folder)
     architecture, config = architectures.write(model)
     tokenizer = getattr(model, "tokenizer", None)
-    config |= _ids(model, tokenizer) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    config |= {**(words or {}), **_ids(model, tokenizer)}
+    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     _accept(config)
     state = weights.to_theirs(architecture.weights, {k: v.detach().cpu() for k, v in model.named_parameters()})
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
-        write_tokenizer(tokenizer, folder, model.max_len)
+        write_tokenizer(tokenizer, folder, model)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
@@ -138,7 +141,7 @@ def _accept(config: dict) -> None:
         with quiet():
             library.AutoConfig.for_model(**config)
     except Exception as error:
-        raise UserError(f"Hugging Face has no such {config['architectures'][0]}: {_line(error)}") from error
+        raise UserError(f"transformers refuses such a {config['architectures'][0]}: {_line(error)}") from error
 
 
 def _refuse(what, missing: set[str], unexpected: set[str]) -> None:

@@ -1,13 +1,14 @@
-"""How Hugging Face calls what lmzoo calls otherwise: five architectures as tables, their configs read both ways.
+"""How Hugging Face calls what lmzoo calls otherwise: seven architectures as tables, their configs read both ways.
 
-Each is the house's own `conf/model/NAME.yaml`; the tables add the words of a config.json and the names of the weights.
-A net fits an architecture if the config written for it, read again, builds the same net.
+Each is the house's own `conf/model/NAME.yaml`, BERT also under the heads of two tasks; the tables add the words of a
+config.json and the names of the weights. A net fits an architecture if the config written for it, read again, builds
+the same net.
 """
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, reduce
 from importlib.resources import files
 from operator import attrgetter
@@ -32,7 +33,7 @@ class Architecture:
     `choices`: their words that change parts, {value: what it changes in our YAML}; any other value is refused.
     `implied`: their words that may be left out, and what is meant then. `weights`: see weights.py.
     `absent`: their words that change what no part of ours has. `left_out`: beginnings of the names of their parameters
-    that language modelling doesn't need.
+    that language modelling doesn't need. `parts`: those that are others than in the YAML.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Architecture:
     implied: dict[str, Callable[[Mapping], object]] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    parts: dict[str, dict] = field(default_factory=dict)
 
 
 GPT2 = Architecture(
@@ -129,6 +131,23 @@ BERT = Architecture(
     left_out=("bert.pooler.", "cls.seq_relationship."),
 )  # fmt: skip
 
+
+def _labelling(name: str, head: str, **settings) -> Architecture:
+    """BERT under a head of our tasks on labelled data."""
+    return replace(
+        BERT, classes=(name,), weights=weights.BERT_LABELS,
+        parts={"head": {"_target_": f"lmzoo.blocks.head.{head}", "_partial_": True, **settings}},
+        words=[*BERT.words, ("head.n_classes", "num_labels", "head.out.out_features"),
+               ("head.dropout", "classifier_dropout", "head.drop.p")],
+        choices=BERT.choices | {"hidden_act": {"gelu": {}, "gelu_new": {"ffn": "gelu_tanh"}}},
+        implied={"num_labels": lambda theirs: len(theirs.get("id2label") or "12"),  # transformers' default: two
+                 "classifier_dropout": lambda theirs: theirs["hidden_dropout_prob"]},
+    )  # fmt: skip
+
+
+BERT_CLASSIFIER = _labelling("BertForSequenceClassification", "Classifier", pool="first")
+BERT_TAGGER = _labelling("BertForTokenClassification", "Tagger")
+
 T5_WORDS = [
     ("vocab_size", "vocab_size", "vocab_size"),
     ("d_model", "d_model", "d_model"),
@@ -164,7 +183,7 @@ T5_V1_1 = Architecture(
     weights=weights.T5_V1_1,
 )  # fmt: skip
 
-ARCHITECTURES = (GPT2, LLAMA, BERT, T5_V1_0, T5_V1_1)
+ARCHITECTURES = (GPT2, LLAMA, BERT, BERT_CLASSIFIER, BERT_TAGGER, T5_V1_0, T5_V1_1)
 
 
 def read(theirs: Mapping) -> tuple[Architecture, dict]:
@@ -177,6 +196,8 @@ def read(theirs: Mapping) -> tuple[Architecture, dict]:
     if not known:
         names = ", ".join(dict.fromkeys(architecture.model_type for architecture in ARCHITECTURES))
         raise UserError(f"config.json: model_type={kind!r} is not an architecture that lmzoo can take over ({names})")
+    saved = set(theirs.get("architectures") or ())
+    known = [architecture for architecture in known if saved & set(architecture.classes)] or known
     theirs = dict(theirs)
     if "scale_decoder_outputs" in theirs:  # what transformers makes of T5's tie_word_embeddings
         theirs["tie_word_embeddings"] = theirs["scale_decoder_outputs"]
@@ -199,6 +220,7 @@ def _strange(architecture: Architecture, theirs: Mapping) -> Iterator[str]:
 def translate(architecture: Architecture, theirs: Mapping) -> dict:
     """Our model config: the house's YAML, their numbers in it."""
     root = template(architecture.name)
+    root.model.update(architecture.parts)
     changes = {}
     for word, choice in architecture.choices.items():
         changes |= choice.get(_look(theirs, word), {})
@@ -223,7 +245,7 @@ def translate(architecture: Architecture, theirs: Mapping) -> dict:
 def write(net: nn.Module) -> tuple[Architecture, dict]:
     """The architecture that a net has, and the words of its config.json.
 
-    Raises UserError naming what doesn't fit if Hugging Face has no such net.
+    Raises UserError naming what doesn't fit if none of the tables is of such a net.
     """
     closest: tuple[Architecture, list[str]] | None = None
     for architecture in ARCHITECTURES:
@@ -235,9 +257,10 @@ def write(net: nn.Module) -> tuple[Architecture, dict]:
         if closest is None or len(differences) < len(closest[1]):
             closest = architecture, differences
     if closest is None:
-        raise UserError(f"Hugging Face has no architecture like {type(net).__name__}")
+        raise UserError(f"lmzoo knows no architecture of Hugging Face like {type(net).__name__}")
     nearest, differences = closest
-    raise UserError(f"Hugging Face has no such architecture: the nearest is {nearest.classes[0]}, but {differences[0]}")
+    raise UserError(f"lmzoo knows no architecture of Hugging Face that is this net: the nearest, {nearest.classes[0]}, "
+                    f"differs: {differences[0]}")  # fmt: skip
 
 
 def fit(architecture: Architecture, net: nn.Module) -> tuple[dict, list[str]]:

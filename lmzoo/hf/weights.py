@@ -54,7 +54,7 @@ LLAMA: list[Row] = [
     ("head", "lm_head", same),
 ]
 
-BERT: list[Row] = [
+BERT_BODY: list[Row] = [
     ("embed.tokens", "bert.embeddings.word_embeddings", same),
     ("embed.types", "bert.embeddings.token_type_embeddings", same),
     ("embed.norm", "bert.embeddings.LayerNorm", same),
@@ -67,10 +67,14 @@ BERT: list[Row] = [
     ("blocks.*.ffn.up", "bert.encoder.layer.*.intermediate.dense", same),
     ("blocks.*.ffn.down", "bert.encoder.layer.*.output.dense", same),
     ("blocks.*.ffn_norm", "bert.encoder.layer.*.output.LayerNorm", same),
+]
+BERT = [
+    *BERT_BODY,
     ("head.dense", "cls.predictions.transform.dense", same),
     ("head.norm", "cls.predictions.transform.LayerNorm", same),
     ("head", "cls.predictions", same),
 ]
+BERT_LABELS = [*BERT_BODY, ("head.dense", "bert.pooler.dense", same), ("head.out", "classifier", same)]
 
 
 def _t5(up: str) -> list[Row]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..blocks.head import Pooler
 from ..blocks.stack import Stack
+from ..decoding import check_ids
 
 
 class Encoder(Stack):
@@ -62,10 +64,22 @@ class Encoder(Stack):
     ) -> Tensor:
         """input_ids (B, T) -> logits (B, T, V), or what ``readout(head, hidden)`` makes of hidden (B, T, D).
 
-        attention_mask (B, T): 1 for kept tokens; document_ids (B, T): tokens see only their own document. With a
-        ``cache`` (decoders only) the rows continue what it holds; mask and documents then cover the new tokens only.
+        A classifier's logits are (B, classes). attention_mask (B, T): 1 for kept tokens; document_ids (B, T): tokens
+        see only their own document. With a ``cache`` (decoders only) the rows continue what it holds; mask and
+        documents then cover the new tokens only.
         """
+        check_ids(input_ids, attention_mask)
         layout = self.layout(input_ids, attention_mask, document_ids, cache)
         hidden = self.embed(input_ids, self.positions[0], layout.q_positions, token_type_ids)
         hidden = self.run(hidden, layout, cache)
-        return self.head(hidden) if readout is None else readout(self.head, hidden)
+        return read_out(self.head, hidden, attention_mask, readout)
+
+
+def read_out(head: nn.Module, hidden: Tensor, attention_mask: Tensor | None, readout=None) -> Tensor:
+    """What a forward returns: ``readout(head, hidden)``, or the head's logits; one that pools is told who is kept.
+
+    hidden (B, T, D), attention_mask (B, T).
+    """
+    if readout is not None:
+        return readout(head, hidden)
+    return head(hidden, attention_mask) if isinstance(head, Pooler) else head(hidden)

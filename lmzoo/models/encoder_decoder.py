@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from ..blocks.cache import Cache
 from ..blocks.stack import Stack
+from ..decoding import check_ids
+from ..errors import UserError
+from .encoder import read_out
 
 
 class EncoderDecoder(nn.Module):
@@ -76,6 +79,9 @@ class EncoderDecoder(nn.Module):
         Attention masks: 1 for kept tokens; with both kinds of document ids, tokens see only their own document, also
         across from the decoder to the encoder.
         """
+        if decoder_input_ids is None:
+            raise UserError("decoder_input_ids are missing: an encoder-decoder is called as net(input_ids, "
+                            "attention_mask, decoder_input_ids), with None for a mask that keeps all")  # fmt: skip
         memory = self.encode(input_ids, attention_mask, document_ids)
         return self.decode(
             decoder_input_ids,
@@ -91,6 +97,7 @@ class EncoderDecoder(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor | None = None, document_ids: Tensor | None = None
     ) -> Tensor:
         """input_ids (B, S) -> memory (B, S, D)."""
+        check_ids(input_ids, attention_mask)
         layout = self.encoder.layout(input_ids, attention_mask, document_ids)
         return self.encoder.run(self.embed(input_ids, self.encoder.positions[0], layout.q_positions), layout)
 
@@ -106,10 +113,11 @@ class EncoderDecoder(nn.Module):
         readout=None,
     ) -> Tensor:
         """decoder_input_ids (B, T) against memory (B, S, D) -> logits (B, T, V); ``cache`` as in Decoder."""
+        check_ids(decoder_input_ids, decoder_attention_mask, "decoder_input_ids")
         layout = self.decoder.layout(decoder_input_ids, decoder_attention_mask, decoder_document_ids, cache)
         hidden = self.embed(decoder_input_ids, self.decoder.positions[0], layout.q_positions)
         hidden = self.decoder.run(hidden, layout, cache, memory, layout.over(memory, memory_mask, memory_documents))
-        return self.head(hidden) if readout is None else readout(self.head, hidden)
+        return read_out(self.head, hidden, decoder_attention_mask, readout)
 
     def cache(self, batch: int, max_len: int) -> Cache:
         """An empty cache for ``batch`` decoder rows of at most ``max_len`` tokens."""
