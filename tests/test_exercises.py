@@ -3,7 +3,10 @@
 from collections import Counter
 
 import pytest
+import torch
 
+import lmzoo
+from lmzoo.blocks.attention import Attention
 from lmzoo.data.exercises import read_exercise
 from lmzoo.errors import UserError
 
@@ -29,3 +32,21 @@ def test_the_seed_decides():
 def test_nothing_is_read():
     with pytest.raises(UserError, match="data.path=a.txt: an exercise is made up and reads nothing"):
         next(read_exercise("a.txt"))
+
+
+class Cut(Attention):
+    """Attention that brings nothing."""
+
+    def forward(self, x, *_, **__):
+        return torch.zeros_like(x)
+
+
+@pytest.mark.slow
+def test_reversal_is_learned_and_needs_the_source(tmp_path):
+    """By the paper's net; cut off from what it is to reverse it can but guess."""
+    small = ("experiment=reverse", "model.n_layers=2", "data.reader.longest=7", "task.n_answers=0",
+             "logger.wandb.mode=disabled", f"data.cache_dir={tmp_path / 'cache'}")  # fmt: skip
+    cut = ("model.cross._target_=test_exercises.Cut", "trust=[test_exercises]", "task.max_answer=8")
+    _, found = lmzoo.fit(lmzoo.compose(*small, "trainer.max_steps=700", f"run_dir={tmp_path / 'whole'}"))
+    _, lost = lmzoo.fit(lmzoo.compose(*small, *cut, "trainer.max_steps=300", f"run_dir={tmp_path / 'cut'}"))
+    assert found["test/exact_match"] > 0.99 and lost["test/exact_match"] < 0.01
