@@ -3,35 +3,29 @@ error of composing as one line that names the word and the nearest right one."""
 
 import errno
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
-from pathlib import Path
 
 import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import BooleanNode, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
 
-from . import literal
 from .errors import UserError
-from .signatures import definition, misfit, nearest, parameters
+from .ranges import nodes
+from .signatures import CONF, definition, nearest, parameters
 from .sweep import cut
 
-CONF = Path(str(files("lmzoo.conf")))
 TYPES = {"Float": "a number", "Integer": "a whole number", "bool": "true or false"}
 EXTRAS = {"hydra/sweeper/optuna": "optuna", "hydra/launcher/joblib": "joblib",  # Hydra's plugins
           "hydra/launcher/submitit_local": "submitit", "hydra/launcher/submitit_slurm": "submitit"}
 INNER = {"hydra", "published", "recipe"}  # what a user has no need to type
+OPTIONS = ("-h -c -p -r -m -i -sc -cp -cn -cd --help --hydra-help --version --cfg --resolve --package --run --multirun "
+           "--shell-completion --config-path --config-name --config-dir --experimental-rerun --info").split()  # Hydra's
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
 NAMING = re.compile(r"ckpt|init_from|run_dir|name|cache_dir|\w*path|\w*(field|column|separator)")  # never an empty text
 NO_OPTION = re.compile(r"(?i)null|true|false|nan|[-+]?(inf|\d+\.?\d*|\.\d+)(e[-+]?\d+)?|[\[{].*|")  # of any group
-LABELS = (None, "class", "classes", "number", "tags", "text")  # what a task may want, see lmzoo/data/labelled.py
-LOOKED_AT = {  # by tasks that want such labels
-    "text_column": LABELS[:4] + LABELS[5:], "field": LABELS[:4] + LABELS[5:], "label_column": LABELS[:4],
-    "pair_column": LABELS[1:4], "label_separator": ("classes",), "words_column": ("tags",), "tags_column": ("tags",),
-    "target_column": ("text",), "template": LABELS[1:4] + ("text",),
-}  # fmt: skip
+OF_TEXTS = ("Classifier", "Tagger", "Pooler")  # heads that tell of texts or words, not which token stands where
 FAMILIES = {"Encoder": "encoder", "Decoder": "decoder", "EncoderDecoder": "encoder-decoder"}
 
 
@@ -53,7 +47,8 @@ def check_words(config: DictConfig, schema: DictConfig, path: str = "") -> None:
     known = list(schema)
     for word in config if known else ():  # an empty mapping is open: its words are those of its _target_
         if word not in known:
-            raise UserError(f"{path}{word}: there is no such word{nearest(word, known)}")
+            found = nearest(word, known) if path else anywhere(word, schema, known)
+            raise UserError(f"{path}{word}: there is no such word{found}")
         child, node = schema._get_node(word), config._get_node(word)
         if isinstance(child, DictConfig) and len(child):
             if not isinstance(node, DictConfig):
@@ -62,7 +57,12 @@ def check_words(config: DictConfig, schema: DictConfig, path: str = "") -> None:
 
 
 def check_parts(config: Mapping) -> None:
-    """Refuse what is no part where one belongs, as null or a number: a part has a `_target_`, or is a list of such."""
+    """Refuse what is no part where one belongs, as null or a number: a part has a `_target_`, or is a list of such.
+
+    And first no size of the vocabulary, which the net's part would be blamed for.
+    """
+    if config.get("tokenizer", {"vocab_size": 2}).get("vocab_size") is None:
+        raise UserError("tokenizer.vocab_size=None should be a whole number")
     for place, node in parts(config):
         nodes = node if isinstance(node, list) and node and place.startswith("model.") else [node]
         if not all(isinstance(one, Mapping) and isinstance(one.get("_target_"), str) for one in nodes):
@@ -104,50 +104,6 @@ def drop_words(config: DictConfig, typed: Sequence[str]) -> None:
                 del node[word]
 
 
-def check_source(data: Mapping) -> None:
-    """Refuse a word of the data that its reader would not look at, naming the sources that take it."""
-    reader = data["reader"]
-    if data.get("name") is not None and data.get("path") is not None:
-        raise UserError(f"data.name={data['name']} and data.path={data['path']}: give one of them")
-    for word in ("name", "config", *LOOKED_AT):
-        if data.get(word) is not None and word not in reader:
-            taking = [name for name in groups()["data"] if f"${{..{word}}}" in read(f"data/{name}")]
-            raise UserError(f"data.{word}: {reader['_target_'].rpartition('.')[2]} has no such word; it is one of "
-                            f"{', '.join(f'data={name}' for name in taking)}")
-    if (template := data.get("template")) is not None and template.count("{}") != 1:
-        raise UserError(f"data.template={template!r} has no place, or more than one, for the text: write {{}} once")
-    if len(delimiter := str(reader.get("delimiter", ","))) != 1:
-        raise UserError(f"data.reader.delimiter={delimiter!r} is not a single character (tabs: call the file .tsv)")
-    for place, path in paths(data):
-        library = reader["_target_"].startswith("lmzoo.data.pydoc.") and path
-        if library and not (isinstance(library, str) and any(Path(library).expanduser().glob("*.py"))):
-            raise UserError(f"{place}={library}: say which kind of source it is, data=text (or jsonl, csv) "
-                            f"{place}={library}; the documentation of Python is read from a folder of its library")
-
-
-def check_labels(task: Mapping, data: Mapping) -> None:
-    """Refuse labels that are none, and a word of the data that no task with such labels looks at."""
-    if (labels := task.get("labels")) not in LABELS:
-        raise UserError(f"task.labels={labels}: there are no such labels{nearest(str(labels), LABELS[1:])}")
-    for word, kinds in LOOKED_AT.items():
-        if data.get(word) is not None and labels not in kinds:
-            raise UserError(f"data.{word}: the task does not look at it (its labels are {labels or 'none'}); a task of "
-                            f"labels {' or '.join(filter(None, kinds))} does")
-
-
-def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:
-    """(place, path) of all text that the data names. Refuses a set whose name no metric can hold, or without a path."""
-    for word in ("path", "val_path", "test_path"):
-        if not isinstance(sets := data.get(word), Mapping):
-            yield f"data.{word}", sets
-            continue
-        for name, path in sets.items():
-            literal.check_name(f"data.{word}.{name}", str(name))
-            if not path or misfit(path, "str | list[str]"):
-                raise UserError(f"data.{word}.{name}={path!r} should be a path or a list of them")
-            yield f"data.{word}.{name}", path
-
-
 def check_truths(words: Sequence[str], schema: DictConfig) -> None:
     """Refuse a number where true or false belongs: OmegaConf takes any but 0 for true."""
     for word in words:
@@ -168,8 +124,11 @@ def check_options(choices: Mapping) -> None:
 
 def check_typed(words: Sequence[str]) -> None:
     """Refuse a word that is typed without what it needs, and a group that follows from the others."""
-    for word in words:
+    for place, word in enumerate(words):
         group, equals, option = word.partition("=")
+        if re.fullmatch(r"--?[A-Za-z].*", group) and group not in OPTIONS:
+            value = option or next((value for value in words[place + 1 : place + 2] if value[:1] != "-"), "VALUE")
+            raise UserError(f"{word}: write words as {group.lstrip('-')}={value}")
         if not group:
             raise UserError(f"{word}: write word=value")
         if group.startswith("hydra.run."):
@@ -217,6 +176,11 @@ def check_pair(model: str | None, net: Mapping, task: str | None, settings: Mapp
             f"task={task} needs a model of family {' or '.join(wanted)}, but {model or 'the net of init_from'} is of "
             f"family {net_family}: tasks for it are {fitting}; models for {task} are {', '.join(models)}"
         )
+    head = str(net["head"].get("_target_")).rpartition(".")[2] if isinstance(net.get("head"), Mapping) else None
+    if head in OF_TEXTS and "head" not in settings:
+        origin = "choose another by model/head=NAME" if model else "start from the one that it was fine-tuned from"
+        raise UserError(f"task={task} needs a head over the vocabulary, and {model or 'the net of init_from'} ends in "
+                        f"a {head}: {origin}")
 
 
 def family(net: Mapping) -> str | None:
@@ -305,9 +269,17 @@ def misspelt(error: Exception, cause: Exception) -> str:
                 "with ckpt= or init_from= the parts are the checkpoint's")
     first, at_root = word.partition(".")[0], isinstance(parent, DictConfig) and parent._get_parent() is None
     if first not in words and ("." not in word or at_root):
-        return f"{word}: there is no such word{nearest(first, {*words, *groups()} - INNER)}"
+        return f"{word}: there is no such word{anywhere(first, parent, {*words, *groups()} - INNER)}"
     wrong = getattr(cause, "key", None) or word.rpartition(".")[2]  # `source` of data.source.wiki.path
     return f"{word}: there is no such word{nearest(str(wrong), words)}"
+
+
+def anywhere(word: str, config: object, beside: Iterable[str]) -> str:
+    """`; did you mean optim.lr?` for `lr`, which a configuration has elsewhere; else what is nearest beside it."""
+    content = OmegaConf.to_container(config) if isinstance(config, DictConfig) else {}
+    inside = [place for place, _ in nodes({key: node for key, node in content.items() if key not in INNER})]
+    found = sorted(place for place in inside if place.rpartition(".")[2] == word)
+    return f"; did you mean {' or '.join(found)}?" if found and word not in beside else nearest(word, beside)
 
 
 def one_line(error: Exception) -> str:

@@ -28,6 +28,7 @@ from .literal import prepared
 from .runs import finish
 from .schema import register
 
+STOPPED = 75  # EX_TEMPFAIL: a run that saved and left when it was told to go
 MULTIRUN = {"-m", "--multirun"}
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)  # OSError: what the disk refuses
 
@@ -68,6 +69,13 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
         result, mistake = None, ""
         try:
             result = job(finish(composed, settings, name))
+        except SystemExit as end:
+            if in_sweep and end.code == STOPPED:
+                sweep.record(Path(settings.sweep.dir), sweep.Job(settings.job.num, words, None, "stopped by a signal"))
+                folder = next(Path(settings.sweep.dir).glob(f"{settings.job.num}-*"))
+                print(f"lmzoo: job {settings.job.num} was stopped by a signal and goes on by ckpt={folder}; the jobs "
+                      "after it did not run", file=sys.stderr)
+            raise
         except MISTAKES as error:  # reported here, since a sweep goes on with its next job
             mistake = checks.explain(error)
             failed.extend([] if in_sweep else [getattr(error, "exit_code", 2)])
@@ -84,7 +92,7 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
         return result
 
     try:
-        if name == "train" and ranks.follows():
+        if name != "generate" and ranks.follows():
             job(None)
         elif {"-h", "--help"} & set(sys.argv[1:]):
             print(manual(name, sys.modules[job.__module__].__doc__))
@@ -98,9 +106,14 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
     except MISTAKES as error:
         print(f"lmzoo: {checks.explain(error)}", file=sys.stderr)
         failed.append(getattr(error, "exit_code", 2))
-    except KeyboardInterrupt:
-        print("lmzoo: interrupted", file=sys.stderr)
-        failed.append(130)
+    except SystemExit as end:
+        if sweep.Sweep.folder is None:
+            raise
+        failed.append(end.code)
+    except KeyboardInterrupt as end:
+        if ranks.on_first_rank():
+            print(f"lmzoo: {end or 'interrupted'}", file=sys.stderr)
+        failed.append(getattr(end, "exit_code", 130))
     if jobs := sweep.jobs(sweep.Sweep.folder):
         print(f"\n{sweep.table(jobs)}")
         failed.extend(1 for job in jobs if job.mistake)

@@ -14,8 +14,8 @@ from .errors import naming
 PACKAGES = ("lmzoo", "torch", "lightning", "tokenizers")
 
 
-def describe() -> dict[str, object]:
-    """The surroundings of this process, as plain values."""
+def describe(devices: int) -> dict[str, object]:
+    """The surroundings of this process, as plain values; `devices` is how many its run uses."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -27,7 +27,7 @@ def describe() -> dict[str, object]:
         **{package: version(package) for package in PACKAGES},
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
-        "devices": torch.cuda.device_count() if cuda else 1,
+        "devices": devices,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }

@@ -24,6 +24,20 @@ class Diverged(UserError):
     exit_code = 1
 
 
+class Lost(UserError):
+    """A run of several processes of which one has died. A command exits with 1."""
+
+    exit_code = 1
+
+
+class Interrupted(KeyboardInterrupt):
+    """A command that was ended by Ctrl-C or a signal: what it prints, and the code that it exits with."""
+
+    def __init__(self, said: str, exit_code: int):
+        super().__init__(said)
+        self.exit_code = exit_code
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """Let what the disk says of a file that is being written name it: of a full disk, Python's error does not."""

@@ -6,14 +6,14 @@
 
 import logging
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
-from . import parts, runs
+from . import parts, ranks, runs
 from .config import command
 from .errors import UserError
-from .literal import escaped, plain
-from .ranks import on_first_rank
+from .literal import escaped, plain, save
 
 log = logging.getLogger(__name__)
 
@@ -23,9 +23,10 @@ def main() -> None:
 
 
 def job(config: DictConfig) -> None:
-    report = parts.report(evaluate(config))
-    if on_first_rank():
-        print(report)
+    with ranks.leading():
+        report = parts.report(evaluate(config))
+        if ranks.on_first_rank():
+            print(report)
 
 
 def evaluate(config: DictConfig) -> dict[str, float]:
@@ -33,10 +34,20 @@ def evaluate(config: DictConfig) -> dict[str, float]:
 
     `split`: "whole" (all of data.path), "test", "val", or None: "test" where the data has one, else "val".
     """
+    with ranks.leading(), parts.outspoken():
+        with TemporaryDirectory() as apart:
+            return measure(ranks.take_over() if ranks.follows() else config, Path(apart, "config.yaml"))
+
+
+def measure(config: DictConfig, file: Path) -> dict[str, float]:
+    """What `evaluate` does, in the environment of its processes, which take the configuration over from `file`."""
     from . import checkpoint, data, load
 
     config = parts.settled(config)
+    if ranks.on_first_rank():
+        save(config, file)
     net = load(config.ckpt, tuple(config.trust))
+    parts.check_length(config, net)
     trained = checkpoint.read(config.ckpt)["lmzoo"]
     runs.check_unedited({word: plain(config[word]) for word in ("seed", "model", "task")}, trained["config"])
     whole = config.split == "whole"
@@ -56,6 +67,8 @@ def evaluate(config: DictConfig) -> dict[str, float]:
                              limits={split: config.trainer.limit_val_batches})
     trainer = parts.build_trainer(config, steps=1)
     run = trainer.validate if split == "val" else trainer.test
+    if ranks.on_first_rank():
+        ranks.hand_over(file)
     run(task, datamodule=module, verbose=False)
     parts.end(trainer)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}

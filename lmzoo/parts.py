@@ -3,26 +3,45 @@
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from glob import iglob
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from . import checks, signatures
-from .errors import UserError
+from . import checks, ranks, runs, signatures, texts
+from .errors import Interrupted, Lost, UserError
 from .literal import plain, restore
 from .ranks import by_torchrun, on_first_rank
+
+FROM_FILES = ("lmzoo.data.corpus.", "lmzoo.data.tables.")  # readers that have no text of their own
 
 
 def settled(config: DictConfig) -> DictConfig:
     """A copy in which everything is decided: interpolations, the precision, words of classes outside lmzoo checked."""
     config = restore(plain(config))
-    folder = Path(config.run_dir)
-    if on_first_rank() and not config.ckpt and (folder / "checkpoints" / "MANIFEST.json").exists():
-        raise UserError(f"run_dir={folder} holds a run already: go on with it by ckpt={folder}, or take another")
+    if on_first_rank():
+        check_texts(plain(config.data))
+    if on_first_rank() and not config.ckpt:
+        runs.check_unused(config.run_dir)
     signatures.check(plain(config), imported=True)
     config.trainer.precision = precision(config.trainer.precision, config.trainer.accelerator)
     return config
+
+
+def check_texts(data: Mapping) -> None:
+    """Refuse a path of text that is missing or leads nowhere: a look at the folders, before torch is imported."""
+    from .data.opening import files
+
+    for place, source in checks.sources(data):
+        of_files = source["reader"]["_target_"].startswith(FROM_FILES) and "name" not in source["reader"]
+        for word, path in texts.paths(source):
+            given = [path] if isinstance(path, str) else path or []
+            here = [Path(one).expanduser().absolute() for one in given]
+            if word == "data.path" and of_files and not given or not all(
+                    one.exists() or next(iglob(str(one), recursive=True), None) for one in here):
+                files(path, word.replace("data", place, 1))  # which says what is wrong
 
 
 def quiet() -> None:
@@ -31,6 +50,7 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.ERROR)
     for module in (r"lightning(\.|$)", r"torch\.utils\._pytree"):
         warnings.filterwarnings("ignore", module=module)
+    warnings.filterwarnings("ignore", message="Mismatch dtype")  # of RMSNorm: its weights are float32 by intent
 
 
 def precision(word: str, accelerator: str) -> str:
@@ -60,18 +80,15 @@ def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
     with torch.device("meta"):
         net = checkpoint.build(model_config(config, labels=["one", "other"]), config.trust)
         row = torch.zeros(1, 1, dtype=torch.long)
-    limit, length = net.max_positions, config.data.row_length
-    if limit is not None and length > limit:
-        raise UserError(f"data.row_length={length} is more than the {limit} positions of the model: give fewer, "
-                        f"or model.max_len={length}")
+    check_length(config, net)
     try:
         adapters.ready(net, plain(config))
         memory.moments(net, plain(config.optim))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         raise UserError(f"optim.optimizer: {checks.one_line(error)}") from error
     try:
         net(row, **({"decoder_input_ids": row} if net.family == "encoder-decoder" else {}))
-    except (ValueError, TypeError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
         if "meta" not in str(error):  # somebody's own part may look into a tensor, which has no content here
             raise UserError(f"model: {checks.one_line(error)}") from error
     known = source or earlier or config.tokenizer.path
@@ -79,6 +96,14 @@ def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
     if not hasattr(build_task(config, net, tokenizer), "collator"):
         raise UserError(f"task._target_={config.task._target_} is no task: choose by task=NAME, one of "
                         f"{', '.join(checks.groups()['task'])}")
+
+
+def check_length(config: DictConfig, net) -> None:
+    """Refuse rows that reach beyond the positions of a net."""
+    limit, length = net.max_positions, config.data.row_length
+    if limit is not None and length > limit:
+        more = "" if config.ckpt or config.init_from else f", or model.max_len={length}"
+        raise UserError(f"data.row_length={length} is more than the {limit} positions of the model: give fewer{more}")
 
 
 def model_config(config: DictConfig, labels: list[str] | None) -> dict:
@@ -132,15 +157,18 @@ def made(node: Mapping, *args, **words):
     return get_object(node["_target_"])(*args, **words)
 
 
-def build_trainer(config: DictConfig, steps: int):
-    """Lightning's Trainer: every word of `config.trainer` stands here, all intervals in optimizer steps."""
+def build_trainer(config: DictConfig, steps: int, ended: bool = False):
+    """Lightning's Trainer: every word of `config.trainer` stands here, all intervals in optimizer steps.
+
+    `ended`: of a run that has taken its steps, whose `fit` does what comes after the last of them.
+    """
     from lightning import Trainer
     from lightning.pytorch.callbacks import Timer
     from lightning.pytorch.plugins.environments import LightningEnvironment
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     from . import engines
-    from .callbacks import AtomicIO, EarlyStopping
+    from .callbacks import AtomicIO, EarlyStopping, Ended
 
     quiet()
     words = config.trainer
@@ -176,25 +204,28 @@ def build_trainer(config: DictConfig, steps: int):
         trainer = Trainer(callbacks=ends + [made(node) for node in plain(config.callbacks).values()], **options)
     except (MisconfigurationException, ValueError, TypeError) as error:
         raise UserError(f"trainer: {checks.one_line(error)}") from error
+    if ended:
+        Ended.of(trainer)
     check_processes(trainer.num_devices, trainer.num_nodes)
     return trainer
 
 
-def check_ends(trainer, state: Mapping) -> None:
-    """Refuse a `max_time` or a `patience` that is over before the first step, of a new run or of one that was left as
-    `state`."""
-    earlier = state.get("callbacks", {}).get("Timer")
+def over(trainer, state: Mapping) -> str:
+    """Why no step is left by a `max_time` or a `patience` that is over before the first, of a new run or of one that
+    was left as `state`; empty where neither is."""
+    states = state.get("callbacks", {})
     for callback in trainer.callbacks:
         if callback.state_key == "Timer":
-            if earlier:
+            if earlier := states.get("Timer"):
                 callback.load_state_dict(earlier)
             if callback.time_remaining() <= 0:
-                raise UserError("trainer.max_time is over for that run: give a longer one to go on" if earlier else
-                                "trainer.max_time leaves no time for a single step: give a longer one, DD:HH:MM:SS")
-        waited = state.get("callbacks", {}).get(callback.state_key, {}).get("wait_count", 0)
+                return ("trainer.max_time is over for that run: give a longer one to go on" if earlier else
+                        "trainer.max_time leaves no time for a single step: give a longer one, DD:HH:MM:SS")
+        waited = states.get(callback.state_key, {}).get("wait_count", 0)
         if hasattr(callback, "patience") and waited >= callback.patience:
-            raise UserError(f"trainer.patience={callback.patience} is over for that run, which was no better in "
-                            f"{callback.monitor} for {waited} validations: give a larger one, or null, to go on")
+            return (f"trainer.patience={callback.patience} is over for that run, which was no better in "
+                    f"{callback.monitor} for {waited} validations: give a larger one, or null, to go on")
+    return ""
 
 
 def ended_by(trainer, config: DictConfig) -> str:
@@ -244,6 +275,42 @@ def report(metrics: Mapping[str, float], xz: float | None = None) -> str:
             splits[split][-1] += f" (xz: {xz:.4g})"
     width = max([6, *map(len, splits)])
     return "\n".join(f"{split:<{width}} {'  '.join(values)}" for split, values in splits.items())
+
+
+def going_on(folder: str | Path) -> str:
+    """How a run that was stopped goes on, empty where nothing of it was saved."""
+    from . import checkpoint
+
+    return f"saved: python -m lmzoo.train ckpt={folder}" if checkpoint.names(Path(folder, "checkpoints")) else ""
+
+
+@contextmanager
+def outspoken(folder: Path | None = None) -> Iterator[None]:
+    """Say in a line, with how the run in `folder` goes on, what else would be an exit without a word (which Lightning
+    makes of Ctrl-C and SIGTERM), or a traceback out of a collective: that another rank has died."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as end:
+        from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+        if isinstance(end, Interrupted):  # which says how it was
+            said = ", ".join(filter(None, [str(end), going_on(folder) if folder else ""]))
+            raise Interrupted(said, end.exit_code) from None
+        by_hand = isinstance(end, KeyboardInterrupt) or isinstance(end.__context__, KeyboardInterrupt)
+        if not by_hand and not isinstance(end, SIGTERMException):
+            raise
+        said = ["interrupted" if by_hand else "ended by SIGTERM", going_on(folder) if folder else ""]
+        raise Interrupted(", ".join(filter(None, said)), 130 if by_hand else 143) from None
+    except RuntimeError as error:
+        from torch.distributed import DistError
+
+        if not isinstance(error, DistError) and "/gloo/" not in str(error):
+            raise
+        if not ranks.speaks():
+            raise SystemExit(1) from None
+        said = ["another process of this run has died (what it said stands above; killed, or out of memory?)",
+                going_on(folder) if folder else ""]  # fmt: skip
+        raise Lost(", ".join(filter(None, said))) from None
 
 
 def end(trainer) -> None:

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from . import memory, optim
 from .blocks.loss import IGNORED
+from .errors import UserError
 
 PARTS = ("embed", "position", "attention", "cross", "ffn", "norms", "head", "other")
 MEASURED_SECONDS = 1.0
+MOST_STEPS = 10**12
 
 # Dense peaks from the vendors' data sheets, FLOP/s: (bfloat16 or float16 with float32 sums, float32 without TF32).
 PEAKS = {
@@ -258,10 +260,13 @@ def count_steps(trainer: Mapping, datamodule) -> int:
     if trainer["max_steps"]:
         bounds.append(trainer["max_steps"])
     if trainer["max_tokens"]:
-        bounds.append(bisect.bisect_left(range(10**12), trainer["max_tokens"], key=datamodule.tokens_read))
+        bounds.append(bisect.bisect_left(range(MOST_STEPS + 1), trainer["max_tokens"], key=datamodule.tokens_read))
     if trainer["max_epochs"]:
         bounds.append(math.ceil(trainer["max_epochs"] * datamodule.steps_per_epoch))
-    return min(bounds, default=datamodule.steps_per_epoch)
+    if (steps := min(bounds, default=datamodule.steps_per_epoch)) > MOST_STEPS:
+        given = [f"trainer.{word}={trainer[word]:g}" for word in ("max_tokens", "max_epochs") if trainer[word]]
+        raise UserError(f"{' and '.join(given)} are more than {MOST_STEPS:,} steps: give less, or trainer.max_steps")
+    return steps
 
 
 def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> float:

@@ -10,12 +10,23 @@ from .signatures import english, misfit, split
 # (words, the least value, the largest); a word is matched whole, null always passes
 RANGES = [
     (r"trainer\.devices", 1, 10**4),
+    (r"trainer\.max_tokens", 0, 10**18),
+    (r"trainer\.max_epochs", 0, 10**9),
     (r"trainer\.(max_steps|val_every_n_steps|patience|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)"
      r"|callbacks\.\w+\.(every_n_steps|stop_after)", 1, 10**12),
     (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
     (r"data\.num_workers|tokenizer\.kind\.sentinels", 0, 10**4),
     (r"data\.val_fraction", 0, 0.999999),
-    (r"model\.\w+(\[\d+\])?\.window", 1, 10**8),
+    (r"model\.\w+(\[\d+\])?\.(window|group)|model\.embed\.d_embed", 1, 10**8),
+    (r"model\.embed\.n_types", 0, 10**6),
+    (r"model\.\w+(\[\d+\])?\.scale", 1e-6, 1e6),
+    (r"model\.(\w+(\[\d+\])?\.)+eps|optim\.optimizer\.eps(\[\d\])?", 0, 1),
+    (r"model\.init\.\w+|optim\.optimizer\.(lr_ratio|d)", 0, 10**4),
+    (r"model\.position(\[\d+\])?\.theta", 1.01, 1e12),
+    (r"model\.position(\[\d+\])?\.(scaling|slow|fast|low|high)", 1e-3, 1e6),
+    (r"model\.position(\[\d+\])?\.fraction", 0, 1),
+    (r"model\.position(\[\d+\])?\.(trained_len|n_buckets|max_distance)", 2, 10**9),
+    (r"optim\.optimizer\.beta2_decay", -10, 0),
     (r"data\.processes", 1, 1024),
     (r"adapter\.rank", 1, 10**6),
     (r"model\.(d_model|d_head|d_ff|n_heads|n_kv_heads|max_len)", 1, 10**8),
@@ -26,22 +37,26 @@ RANGES = [
      r"|optim\.weight_decay", 0, 10**9),
     (r"checkpoint\.every_n_steps|logger\.wandb\.watch_every_n_steps", 1, 10**12),
     (r"optim\.(lr|clip_norm)", 0, 1000),
+    (r"task\.class_weights\[\d+\]", 0, 1e6),
+    (r"task\.mean_span|task\.max_answer", 1, 10**9),
+    (r"task\.n_answers", 0, 10**9),
     (r"seed", 0, 2**32 - 1),
     (r"optim\.optimizer\.(betas\[\d\]|momentum)", 0, 1),
     (r"optim\.optimizer\.ns_steps", 1, 99),
     (r"optim\.layer_decay", 0, 1),
     (r"temperature", 1e-4, 1e4),
-    (r"max_new_tokens|top_k|n_beams|n_best|batch_size", 1, 10**9),
+    (r"max_new_tokens|top_k|(task\.)?n_beams|n_best|batch_size", 1, 10**9),
     (r"top_p|min_p", 0, 1),
     (r"repetition_penalty", 1e-4, 1e4),
-    (r"length_penalty", -100, 100),
+    (r"(task\.)?length_penalty", -100, 100),
 ]
 POSITIVE = (r"trainer\.max_(tokens|epochs)|(checkpoint|callbacks\.\w+)\.every_minutes|tokenizer\.sample_mb"
-            r"|model\.init\.\w+|top_p|adapter\.alpha|optim\.(layer_decay|optimizer\.(eps|lr_ratio))")
+            r"|model\.init\.\w+|top_p|adapter\.alpha|optim\.(layer_decay|optimizer\.(eps|lr_ratio|d))")
 EVERY_DEVICE = ("trainer.devices", -1)
 TYPES = {  # of words that may be of more than one, as an annotation
     "trainer.devices": "int | list[int] | Literal['auto']",
     "data.micro_batch_size": "int | Literal['auto'] | None",
+    "data.row_length": "int",
     "tokenizer.special": "Mapping | None",
     "stop": "str | list[str] | None",
     "data.path": "str | list[str] | None",
@@ -64,6 +79,8 @@ def check_ranges(config: Mapping) -> None:
     for word, value in nodes({"tokenizer": None, **config}):  # before the model, whose vocab_size is the tokenizer's
         if word in TYPES and (value == [] or misfit(value, TYPES[word])):
             raise UserError(f"{word}={value!r} should be {english(split(TYPES[word]))}")
+        if word.startswith("tokenizer.special.") and not isinstance(value, str):
+            raise UserError(f"{word}={value!r} should be a text, the token of that role")
         choice = "null" if value is None else re.sub(r":\d+$", ":N", str(value))
         if word in CHOICES and choice not in CHOICES[word]:
             raise UserError(f"{word}={value} is not one of {', '.join(CHOICES[word])}")
@@ -77,6 +94,21 @@ def check_ranges(config: Mapping) -> None:
             if re.fullmatch(words, word) and not least <= value <= largest and (word, value) != EVERY_DEVICE:
                 raise UserError(f"{word}={value} must be between {least} and {largest}")
     check_pairs(*(config.get(section) or {} for section in ("trainer", "optim", "data")))
+    check_sizes(*(config.get(section) or {} for section in ("model", "task", "tokenizer", "data")))
+
+
+def check_sizes(model: Mapping, task: Mapping, tokenizer: Mapping, data: Mapping) -> None:
+    """Refuse numbers that leave no room for one another."""
+    held, tokens = model.get("vocab_size"), tokenizer.get("vocab_size")
+    if held is not None and tokens is not None and held < tokens:
+        raise UserError(f"model.vocab_size={held} is less than tokenizer.vocab_size={tokens}: leave it out, since the "
+                        "net has as many tokens as its tokenizer")
+    span, length = task.get("mean_span"), data.get("row_length")
+    if span is not None and length is not None and span >= length:
+        raise UserError(f"task.mean_span={span} is no shorter than a row, data.row_length={length}: give less")
+    weights = task.get("class_weights")
+    if isinstance(weights, list) and not any(weights):
+        raise UserError(f"task.class_weights={weights} leave nothing to learn: give one class a number above 0")
 
 
 def check_pairs(trainer: Mapping, optim: Mapping, data: Mapping) -> None:

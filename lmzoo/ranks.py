@@ -10,7 +10,10 @@ the next one goes on in the folder of the one before, which is named by the job'
 
 import os
 import re
+import signal
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -18,10 +21,13 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig
 
+from .errors import Interrupted
 from .literal import load, restore
 
 RANK_CONFIG = "LMZOO_RANK_CONFIG"
+PLACES = ("LOCAL_RANK", "RANK", "NODE_RANK", "GROUP_RANK")  # among processes, which Lightning believes of any origin
 PATIENCE = timedelta(days=30)  # preparing a large corpus takes long; if the first fails, torchrun ends the others
+_parent = os.getppid()
 _runs = count()  # of this process: each hands over a configuration of its own
 
 
@@ -32,12 +38,35 @@ def by_torchrun() -> bool:
 
 def on_first_rank() -> bool:
     """Whether this process is the first of its run, which prepares, prints and writes for all."""
-    return not int(os.environ.get("RANK" if by_torchrun() else "LOCAL_RANK", 0))
+    place = "RANK" if by_torchrun() else "LOCAL_RANK" if RANK_CONFIG in os.environ else ""
+    return not int(os.environ.get(place, 0))
+
+
+def speaks() -> bool:
+    """Whether this process is to say what has ended its run: the first rank, or another that has lost its parent."""
+    return on_first_rank() or not by_torchrun() and os.getppid() != _parent
 
 
 def follows() -> bool:
     """Whether another process settles the configuration of this one."""
     return RANK_CONFIG in os.environ or by_torchrun() and not on_first_rank()
+
+
+@contextmanager
+def leading() -> Iterator[None]:
+    """Where a run's processes are started: their environment is this process's own, and afterwards it is as before.
+
+    A LOCAL_RANK that another program has left counts for nothing; one of Lightning's would count in the next run.
+    """
+    before = dict(os.environ)
+    if not by_torchrun() and RANK_CONFIG not in os.environ:
+        for name in PLACES:
+            os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def take_over() -> DictConfig:
@@ -52,6 +81,25 @@ def hand_over(file: Path) -> None:
     os.environ[RANK_CONFIG] = str(file.absolute())
     if by_torchrun() and on_first_rank():
         _store().set(f"config-{next(_runs)}", file.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def leaving() -> Iterator[None]:
+    """While a command prepares or ends, SIGTERM and SIGUSR1 end it with the code that asks for a rerun (75), and have
+    its job of SLURM queue itself again; in training they mean the same, once the step is done and saved."""
+
+    def leave(number: int, _: object) -> None:
+        for each in earlier:
+            signal.signal(each, signal.SIG_IGN)  # the process ends
+        said = ["stopped by a signal outside of training; what was prepared is kept", requeue() * on_first_rank()]
+        raise Interrupted("\n".join(filter(None, said)), exit_code=75)
+
+    earlier = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def job_folder(name: str) -> Path | None:

@@ -17,7 +17,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from . import checks, mixing, ranks, signatures
+from . import checks, mixing, ranks, signatures, texts
+from .effects import check_effects
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
 from .ranges import check_ranges, nodes
@@ -36,7 +37,9 @@ NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.bac
 SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
 # of the data: what a net was trained with, wherever the text is from
 ROWS = ("packing", "row_length", *SAME_SOURCE[1:])
+SPLITS = ("val", "test")  # of a run's own data, what may be measured
 SPLITTING = ("data.val_path", "data.test_path", "data.val_fraction")
+WRITTEN = ("config.yaml", "tokenizer.json", "result.json", "environment.jsonl", "loss.png")  # each starts anew
 LENGTHS = ("max_steps", "max_tokens", "max_epochs")
 
 
@@ -44,9 +47,10 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     """Check what Hydra composed for the command `name` under its own `settings`, and complete it."""
     OmegaConf.set_struct(composed, False)
     checks.check_words(composed, SCHEMAS[name])
-    checks.check_truths(settings.overrides.task, SCHEMAS[name])
+    overrides = OmegaConf.to_container(settings.overrides.task)  # as they were typed, `${x}` and all
+    checks.check_truths(overrides, SCHEMAS[name])
     checks.check_options(settings.runtime.choices)
-    words = [word.lstrip("+~").partition("=")[0] for word in settings.overrides.task]
+    words = [word.lstrip("+~").partition("=")[0] for word in overrides]
     choices = settings.runtime.choices
     if choices.get("sweep") and settings.mode is not None and settings.mode.name != "MULTIRUN":
         raise UserError(f"sweep={choices.sweep}: this is one run; add -m to make it a sweep")
@@ -76,7 +80,11 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
             config = with_words(composed, [], choices)
     if name == "train":
         check_folder(config.run_dir)
+        if config.ckpt is None:
+            check_unused(config.run_dir)
     check(plain(config))
+    if name == "train":
+        check_effects(plain(config), words)
     if config.ckpt is not None:
         config.ckpt = escaped(find(config.ckpt))
     return config
@@ -89,12 +97,16 @@ def check(config: Mapping) -> None:
     signatures.check(config)
     for place, source in checks.sources(config["data"]):
         try:
-            checks.check_source(source)
-            checks.check_labels(config["task"], source)
+            texts.check_source(source)
+            texts.check_labels(config["task"], source)
             check_ranges({"data": source})
         except UserError as error:
             raise UserError(str(error).replace("data.", f"{place}.", 1)) from None
     check_ranges(config)
+    if (length := config["trainer"].get("max_time")) and not re.fullmatch(r"\d+(:\d\d){3}", length):
+        raise UserError(f"trainer.max_time={length}: write DD:HH:MM:SS, as 00:08:00:00 for eight hours")
+    if not (monitor := config["checkpoint"]["monitor"]).startswith("val/"):
+        raise UserError(f"checkpoint.monitor={monitor}: give a metric of validation, as val/loss")
 
 
 def check_folder(path: str) -> None:
@@ -107,6 +119,25 @@ def check_folder(path: str) -> None:
         raise UserError(f"run_dir={path}: {place} is a file; give another folder")
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"run_dir={path}: nothing may be written in {place.absolute()}; give another folder")
+
+
+def check_unused(path: str | Path) -> None:
+    """Refuse a new run's folder that holds another run, or somebody's files that the run would write over."""
+    if Path(path, "checkpoints", "MANIFEST.json").exists():
+        raise UserError(f"run_dir={path} holds a run already: go on with it by ckpt={path}, or take another")
+    found = [name for name in WRITTEN if Path(path, name).exists()]
+    if found and not is_run(Path(path)):
+        raise UserError(f"run_dir={path} holds {' and '.join(found)}, which no run has written and a run would write "
+                        "over: give another folder, or move what is there")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether the config.yaml of a folder is a run's."""
+    try:
+        content = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(content, Mapping) and {"run_dir", "task", "trainer", "checkpoint"} <= content.keys()
 
 
 def started(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
@@ -175,6 +206,10 @@ def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfi
         if word.startswith("trainer.") and word.removeprefix("trainer.") not in EVALUATED:
             raise UserError(f"{word} changes nothing in an evaluation; of trainer.* it takes {', '.join(EVALUATED)}")
     others = [word for word in words if re.split(r"[./@]", word)[0] == "data"]
+    elsewhere = {"data", "data.path"} & {*words}  # words that mean other text than the run's own
+    if typed.split is not None and (elsewhere or typed.split not in SPLITS):
+        raise UserError(f"split={typed.split}: " + ("other text is read whole; leave split out" if elsewhere else
+                        f"it may be {' or '.join(SPLITS)}, of the data that the run has not learned from"))
     if whole := [word for word in others if "data" in words and word.startswith(SPLITTING)]:
         raise UserError(f"{whole[0]} changes nothing in an evaluation of data=..., which reads all of data.path")
     if "data" in words:  # another source: its words, but rows and steps as the net knows them
@@ -188,7 +223,7 @@ def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfi
             if word.removeprefix("data.") not in SAME_SOURCE:
                 raise UserError(f"{word}: name the source that this word belongs to as well, data=NAME")
         config = with_words(typed, [word for word in words if word != "split"], choices)
-    config.split = "whole" if others else typed.split
+    config.split = "whole" if elsewhere else typed.split
     if "trainer.limit_val_batches" not in words:
         config.trainer.limit_val_batches = None
     return config
@@ -282,7 +317,7 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     """`config` with the net (and tokenizer) of the checkpoint that `init_from` names."""
     for word in words:
         if re.split(r"[./@]", word)[0] in ("model", "size", "tokenizer") and not NOT_THE_NET.fullmatch(word):
-            raise UserError(f"{word}: with init_from= the net and its tokenizer are the checkpoint's; "
+            raise UserError(f"{word}: leave it out: with init_from= the net and its tokenizer are the checkpoint's; "
                             "only dropout, the attention's backend and max_len may be changed, and tokenizer.add given")
     changes = {word: literal(plain(OmegaConf.select(config, word))) for word in words if NOT_THE_NET.fullmatch(word)}
     path = Path(config.init_from)

@@ -48,6 +48,7 @@ class Source:
     tags_column: str | None = MISSING
     label_separator: str | None = MISSING
     template: str | None = MISSING
+    split_column: str | None = MISSING
     val_fraction: float = MISSING
     deduplicate: bool = MISSING
 
@@ -70,6 +71,7 @@ class Data:
     tags_column: str | None = None
     label_separator: str | None = None
     template: str | None = None
+    split_column: str | None = None
     val_fraction: float = MISSING
     deduplicate: bool = False
     packing: str = MISSING

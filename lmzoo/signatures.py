@@ -12,11 +12,14 @@ import re
 import sys
 from collections.abc import Iterable
 from functools import cache
+from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
 
 from .errors import UserError
 
+CONF = Path(str(files("lmzoo.conf")))
+TARGET = re.compile(r"_target_: (lmzoo[\w.]+)")
 HYDRA_WORDS = {"_args_", "_convert_", "_recursive_"}
 # words of a node that its owner reads and takes away before the target is called
 OWNERS_WORDS = {"task": {"family", "head", "labels"}}
@@ -25,14 +28,14 @@ HANDED = {
     "task": {"seed", "total_steps", "packing"}, "task.head": {"n_classes"}, "data.reader": {"path", "kind"},
     "optim.optimizer": {"params", "lr", "weight_decay"},
 }  # fmt: skip
-# where the parts below a word may come from; other modules have to be named in `trust`
-HOMES = {
-    "model": ("lmzoo.models", "lmzoo.blocks", "torch.nn"), "task": ("lmzoo.tasks", "lmzoo.blocks", "torch.nn"),
-    "tokenizer": ("lmzoo.tokenizer",), "data": ("lmzoo.data",), "optim": ("lmzoo.optim", "torch.optim"),
-    "schedule": ("lmzoo.optim",), "callbacks": ("lmzoo.callbacks",),
-}  # fmt: skip
+# what may stand below a word: the classes of lmzoo that files of these groups of conf/ name, and those of torch that
+# are of a kind; all others have to be named, or their modules, in `trust`
+GROUPS = {"model": ("model", "task"), "task": ("model", "task"), "tokenizer": ("tokenizer",), "data": ("data",),
+          "optim": ("optim",), "schedule": ("schedule",), "callbacks": ("callbacks",)}
+OF_TORCH = {"model": "torch.nn.Module", "task": "torch.nn.Module", "optim": "torch.optim.Optimizer"}
 RECIPE = re.compile(r"model\..*|task\.head|tokenizer\.kind|optim\.optimizer")
 WHOLE = ("model", "task")  # what is made at once, where parts are recipes
+WHOLES = ("lmzoo.models", "lmzoo.tasks")
 LISTS = ("list", "tuple", "Sequence")
 MAPPINGS = ("dict", "Mapping")
 PLAIN = {"int": int, "float": (int, float), "str": str, "Path": str, "bool": bool}
@@ -49,27 +52,57 @@ def nearest(word: str, words) -> str:
 def check(config: dict, imported: bool = False) -> None:
     """Refuse an unknown or ill-typed word below any `_target_` of the plain dict `config` (UserError).
 
-    `imported=False` looks at lmzoo's own targets and imports nothing, `imported=True` at all the others. A target from
-    a module that neither HOMES nor `config["trust"]` names is refused before it would be imported.
+    `imported=False` looks at lmzoo's own targets and imports nothing, `imported=True` at all the others. A target that
+    neither belongs at its place nor is named in `config["trust"]` is refused before its module would be imported.
     """
+    trust = tuple(config.get("trust") or ())
     for path, node in targets(config):
         target, name = node["_target_"], node["_target_"].rpartition(".")[2]
-        homes = (*HOMES.get(re.split(r"[.\[]", path)[0], ()), *(config.get("trust") or ()))
-        if not belongs(target, homes):
-            package = target.partition(".")[0]
-            advice = "" if package == "lmzoo" else f", or trust=[{package}] if it is yours or you trust its code"
-            raise UserError(f"{path}._target_={target}: take a class of {', '.join(homes)}{advice}")
+        check_place(path, target, trust)
         if not imported:
             check_owners(path, node, name)
         if target.startswith("lmzoo.") is imported:
             continue
-        known = (imported_signature if imported else source_signature)(target, path, homes)
+        known = imported_signature(target, path, trust) if imported else source_signature(target, path)
         words = set(node) - {"_target_", "_partial_"} - OWNERS_WORDS.get(path, set())
         for word in sorted(words) if known is not None else ():
             if word not in known:
                 raise UserError(f"{path}.{word}: {name} has no such word{nearest(word, known)}")
             if expected := misfit(node[word], known[word]):
                 raise UserError(f"{path}.{word}={node[word]!r} should be {expected}")
+
+
+def check_place(path: str, target: str, trust: Iterable[str]) -> None:
+    """Refuse what does not belong at its place: one of lmzoo that conf/ never names there, or a stranger."""
+    if belongs(target, trust):
+        return
+    place = re.split(r"[.\[]", path)[0]
+    package, torchs = target.partition(".")[0], OF_TORCH.get(place, "").rpartition(".")[0]
+    if package == "lmzoo":
+        whole = [f"lmzoo.{path}s"] if path in WHOLE else WHOLES
+        known = [name for name in named(GROUPS.get(place, ())) if belongs(name, whole) is (path in WHOLE)]
+        found = target in known or where(target)
+        if found is None:
+            raise UserError(f"{path}._target_={target}: there is no such class or function")
+        if found is not True and found not in map(where, known):  # by another name
+            raise UserError(f"{path}._target_={target}: this is no part for {path}{nearest(target, known)}")
+    elif not torchs or not belongs(target, [torchs]):
+        of_torch = f" or of {torchs}" * bool(torchs)
+        raise UserError(f"{path}._target_={target}: take a class of lmzoo that belongs there (that conf/{place} names)"
+                        f"{of_torch}, or trust=[{package}] if it is yours or you trust its code")
+
+
+@cache
+def named(groups: tuple[str, ...]) -> list[str]:
+    """The classes and functions of lmzoo that files in some groups of conf/ name."""
+    files = (file for group in groups for file in CONF.glob(f"{group}/**/*.yaml"))
+    return sorted({target for file in files for target in TARGET.findall(file.read_text(encoding="utf-8"))})
+
+
+def where(target: str) -> tuple[str, str] | None:
+    """(module, name) by which lmzoo defines a class or function, whatever it is called; None where it doesn't."""
+    module, node = definition(*target.rpartition(".")[::2]) or ("", None)
+    return (module, getattr(node, "name", "")) if belongs(module, ["lmzoo"]) else None
 
 
 def check_owners(path: str, node: dict, name: str) -> None:
@@ -177,10 +210,10 @@ def english(options: list[str]) -> str:
 
 # --- signatures: {parameter: annotation as text, or None}; the whole is None where any word is taken
 
-def source_signature(target: str, path: str, homes=("lmzoo",)) -> dict[str, str | None] | None:
+def source_signature(target: str, path: str) -> dict[str, str | None] | None:
     """The parameters of one of lmzoo's own classes or functions, read from the source."""
     found = definition(*target.rpartition(".")[::2])
-    if found is None or not belongs(found[0], homes):
+    if found is None or not belongs(found[0], ["lmzoo"]):
         raise UserError(f"{path}._target_={target}: there is no such class or function")
     return parameters(*found)
 
@@ -272,20 +305,25 @@ def definition(module: str, name: str) -> tuple[str, ast.stmt] | None:
         for alias in node.names if isinstance(node, ast.ImportFrom) else ():
             if name == (alias.asname or alias.name):
                 relative = "." * node.level + (node.module or "")
-                return definition(importlib.util.resolve_name(relative, locate(module).parent), alias.name)
+                home = importlib.util.resolve_name(relative, locate(module).parent)
+                return definition(home, alias.name) if (home, alias.name) != (module, name) else None
     return None
 
 
-def imported_signature(target: str, path: str, homes=("torch",)) -> dict[str, str | None] | None:
-    """The parameters of a class or function of any package, imported."""
+def imported_signature(target: str, path: str, trust: Iterable[str] = ()) -> dict[str, str | None] | None:
+    """The parameters of a class or function of any package, imported; of torch only of a class that `path` can hold."""
     module, _, name = target.rpartition(".")
+    kind = OF_TORCH.get(re.split(r"[.\[]", path)[0], "")
     try:
         found = getattr(importlib.import_module(module), name)
-        if not belongs(str(getattr(found, "__module__", None)), homes):  # what a module has imported from elsewhere
-            raise AttributeError
+        if not belongs(str(getattr(found, "__module__", None)), trust):  # what a module has imported from elsewhere
+            torchs, _, wanted = kind.rpartition(".")
+            if not (torchs and isinstance(found, type) and issubclass(found, getattr(sys.modules[torchs], wanted))):
+                raise AttributeError
         every = inspect.signature(found).parameters.values()
     except (ImportError, AttributeError):
-        raise UserError(f"{path}._target_={target}: there is no such class or function") from None
+        of = "" if belongs(target, trust) or not kind else f" that is a {kind}"
+        raise UserError(f"{path}._target_={target}: there is no such class{of or ' or function'}") from None
     except ValueError:  # builtins without a signature
         return None
     if any(p.kind is p.VAR_KEYWORD for p in every):

@@ -40,7 +40,7 @@ def jobs(folder: Path | None) -> list[Job]:
     file = folder / "jobs.jsonl" if folder else None
     if file is None or not file.exists():
         return []
-    return [Job(**json.loads(line)) for line in file.read_text(encoding="utf-8").splitlines()]
+    return [Job(**json.loads(line)) for line in file.read_text(encoding="utf-8").split("\n") if line]
 
 
 def table(jobs: Sequence[Job]) -> str:

@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +25,8 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from . import environment, parts, ranks
-from .config import command
+from . import environment, parts, ranks, runs
+from .config import STOPPED, command
 from .errors import UserError, naming
 from .literal import plain
 from .literal import save as save_config
@@ -34,7 +35,8 @@ BUSY = "run_dir={}: another process is training this run; wait for it or end it"
 
 
 def main() -> None:
-    command("train", job)
+    with ranks.leaving():
+        command("train", job)
 
 
 def job(config: DictConfig) -> float | None:
@@ -56,55 +58,84 @@ def train(config: DictConfig):
     Under `trainer=fsdp` only the first rank gets the weights.
     Raises UserError for whatever doesn't fit; what shows on the net alone is found before any data is read.
     """
-    config = ranks.take_over() if ranks.follows() else config
+    with ranks.leading():
+        return run(ranks.take_over() if ranks.follows() else config)
+
+
+def run(config: DictConfig):
+    """What `train` does, in the environment of its processes."""
     if not isinstance(config, DictConfig) or "run_dir" not in config:
         raise UserError(f"fit({type(config).__name__}): give the configuration that compose(...) returns")
-    say(f"run folder: {config.run_dir}")
-    from . import checkpoint, engines
-
     config = parts.settled(config)
     check_free(Path(config.run_dir))
     task, module = assemble(config)
-    if task.plan.first_step >= task.total_steps:
-        raise UserError(f"ckpt={config.ckpt}: that run has taken {task.plan.first_step} steps, and would end after "
-                        f"{task.total_steps}: give a larger trainer.max_steps to go on")
-    if config.ckpt:
-        say(f"going on from step {task.plan.first_step:,} of {task.total_steps:,}")
-    with run_folder(config, task.tokenizer) as folder:
-        trainer = parts.build_trainer(config, task.total_steps)
-        task.environment = environment.describe()
+    first_step = task.plan.first_step
+    with run_folder(config, task.tokenizer) as folder, parts.outspoken(folder):
+        say(f"run folder: {folder}")
+        trainer = parts.build_trainer(config, first_step if task.over else task.total_steps, ended=bool(task.over))
+        task.environment = environment.describe(trainer.num_devices * trainer.num_nodes)
         if ranks.on_first_rank():
-            environment.record(task.environment, folder / "environment.jsonl", task.plan.first_step)
-        say(task.plan.table())
-        if (warmup := config.schedule.get("warmup_steps") or 0) > task.total_steps:
-            say(f"schedule.warmup_steps={warmup} is more than the run's {task.total_steps} steps: "
-                f"the learning rate stays below optim.lr={config.optim.lr}")
-        trainer.fit(task, datamodule=module, ckpt_path=config.ckpt, weights_only=True)
-        leave_if_preempted(trainer)
-        if trainer.global_step < task.total_steps:
-            say(f"{parts.ended_by(trainer, config)} has ended the run after step {trainer.global_step:,} of "
-                f"{task.total_steps:,}; " + (f"ckpt={folder} with a longer one goes on" if checkpoint.names(
-                    folder / "checkpoints") else "nothing was saved, so that none goes on with it"))
-        if "test" in module.store.splits and config.checkpoint.test_best:
-            return_to_best(trainer, task, module)
-        metrics = dict(trainer.callback_metrics)
-        if "test" in module.store.splits:
-            trainer.test(task, datamodule=module, verbose=False)
-            metrics |= trainer.callback_metrics
-        metrics = {name: float(value) for name, value in metrics.items()}
-        task.net = engines.whole(task.net, trainer.is_global_zero, tuple(config.trust))
-        if ranks.on_first_rank():
-            say(f"{learned(task.cpu())}\n{parts.report(metrics, module.xz_bits_per_byte)}")
-        if trainer.is_global_zero:
-            with naming(folder / "result.json"):
-                (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
-        parts.end(trainer)
+            environment.record(task.environment, folder / "environment.jsonl", first_step)
+            (folder / "result.json").unlink(missing_ok=True)  # of an end that is the end no more
+        if task.over:
+            say(f"all {first_step:,} steps of that run are taken: what comes after them follows")
+        else:
+            say_what_comes(config, task)
+        try:
+            trainer.fit(task, datamodule=module, ckpt_path=config.ckpt, weights_only=True)
+            metrics = {} if stopped_by(trainer) else finish(config, trainer, task, module)
+        except SystemExit:
+            if not stopped_by(trainer):
+                raise
+        if callback := stopped_by(trainer):
+            leave(trainer, callback)
     task.net.tokenizer = task.tokenizer
     return task.net.eval(), metrics
 
 
+def say_what_comes(config: DictConfig, task) -> None:
+    """Print the plan of a run, and where it begins if not at its first step."""
+    if config.ckpt:
+        say(f"going on from step {task.plan.first_step:,} of {task.total_steps:,}")
+    say(task.plan.table())
+    if (warmup := config.schedule.get("warmup_steps") or 0) > task.total_steps:
+        say(f"schedule.warmup_steps={warmup} is more than the run's {task.total_steps} steps: "
+            f"the learning rate stays below optim.lr={config.optim.lr}")
+
+
+def finish(config: DictConfig, trainer, task, module) -> dict[str, float]:
+    """What follows the last step and its validation: the test, what was learned, result.json; returns the metrics."""
+    from . import checkpoint, engines
+
+    folder, splits = Path(config.run_dir), module.store.splits
+    if trainer.global_step < task.total_steps:
+        say(f"{parts.ended_by(trainer, config)} has ended the run after step {trainer.global_step:,} of "
+            f"{task.total_steps:,}; " + (f"ckpt={folder} with a longer one goes on" if checkpoint.names(
+                folder / "checkpoints") else "nothing was saved, so that none goes on with it"))
+    if "val" in splits and not trainer.callback_metrics:  # validated before it was stopped
+        trainer.validate(task, datamodule=module, verbose=False)
+    if "test" in splits and config.checkpoint.test_best:
+        return_to_best(trainer, task, module)
+    metrics = dict(trainer.callback_metrics)
+    if "test" in splits:
+        trainer.test(task, datamodule=module, verbose=False)
+        metrics |= trainer.callback_metrics
+    metrics = {name: float(value) for name, value in metrics.items()}
+    task.net = engines.whole(task.net, trainer.is_global_zero, tuple(config.trust))
+    if ranks.on_first_rank():
+        say(f"{learned(task.cpu())}\n{parts.report(metrics, module.xz_bits_per_byte)}")
+    if trainer.is_global_zero:
+        with naming(folder / "result.json"):
+            (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+    parts.end(trainer)
+    return metrics
+
+
 def assemble(config: DictConfig):
-    """(task, data module) of a run: a fresh net, or that of `init_from` (a resumed run's weights come with `fit`)."""
+    """(task, data module) of a run: a fresh net, or that of `init_from` (a resumed run's weights come with `fit`).
+
+    `task.over` says why a resumed run has no step left, if it has none.
+    """
     from . import data
     from .origin import open_origin
     from .plan import count_steps, plan
@@ -112,7 +143,8 @@ def assemble(config: DictConfig):
     origin = open_origin(config)
     source, earlier = origin.source, origin.identity
     parts.check_parts(config, source, earlier)
-    parts.check_ends(parts.build_trainer(config, steps=1), origin.state)  # the mistakes in its words, before long work
+    over = parts.over(parts.build_trainer(config, steps=1), origin.state)  # and the mistakes in its words
+    check_incomplete(config, over)  # before long work
     tokenizer = parts.build_tokenizer(config, source, earlier, say)
     if source and config.tokenizer.add:
         say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
@@ -139,9 +171,20 @@ def assemble(config: DictConfig):
     task.total_steps = count_steps(config.trainer, module)
     first_step = origin.state.get("global_step", 0)
     task.plan = plan(task.net, config, module, task, steps=task.total_steps, first_step=first_step)
+    if first_step >= task.total_steps:
+        over = (f"ckpt={config.ckpt}: that run has taken {first_step} steps, and would end after {task.total_steps}: "
+                "give a larger trainer.max_steps to go on")
+        check_incomplete(config, over, beyond=first_step > task.total_steps)
+    task.over = over
     if config.trainer.overfit:
         repeat_first_window(module, task.total_steps)
     return task, module
+
+
+def check_incomplete(config: DictConfig, over: str, beyond: bool = False) -> None:
+    """Refuse a run that is `over`, or would have been before; one that was stopped before its result can be ended."""
+    if over and (beyond or not config.ckpt or Path(config.run_dir, "result.json").exists()):
+        raise UserError(over)
 
 
 def build_net(config: DictConfig, base, tokenizer):
@@ -225,7 +268,7 @@ def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
     """
     from filelock import FileLock, Timeout
 
-    folder, before = Path(config.run_dir), dict(os.environ)
+    folder = Path(config.run_dir)
     lock = FileLock(folder / ".lock")
     if ranks.on_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
@@ -233,37 +276,42 @@ def run_folder(config: DictConfig, tokenizer) -> Iterator[Path]:
             lock.acquire(timeout=0)
         except Timeout:
             raise UserError(BUSY.format(folder)) from None
+        if not config.ckpt:  # another process may have begun and ended meanwhile
+            runs.check_unused(folder)
         save_config(config, folder / "config.yaml")
         with naming(folder / "tokenizer.json"):
             (folder / "tokenizer.json").write_text(tokenizer.json, encoding="utf-8")
     try:
         ranks.hand_over(folder / "config.yaml")
         yield folder
-    finally:  # Lightning leaves LOCAL_RANK and more behind, which a second run would take for its own
+    finally:
         lock.release()
-        os.environ.clear()
-        os.environ.update(before)
 
 
-def leave_if_preempted(trainer) -> None:
-    """Exit with the code that asks for a rerun where a signal has cut the run short, saying how to go on."""
-    for callback in trainer.callbacks:
-        if getattr(callback, "preempted", False):
-            folder = trainer.default_root_dir
-            say(f"stopped by a signal after step {trainer.global_step}, saved: python -m lmzoo.train ckpt={folder}")
-            parts.end(trainer)
-            if callback.requeue and trainer.is_global_zero and not in_sweep():
-                say(ranks.requeue())
-            sys.exit(callback.exit_code if trainer.is_global_zero else 0)
+def stopped_by(trainer):
+    """The callback that a signal has told to stop; None where none came."""
+    return next((callback for callback in trainer.callbacks if getattr(callback, "preempted", False)), None)
+
+
+def leave(trainer, callback) -> None:
+    """Exit with the code that asks for a rerun, saying how to go on with a run that a signal has cut short."""
+    say(f"stopped by a signal after step {trainer.global_step}, "
+        + (parts.going_on(trainer.default_root_dir) or "and nothing was saved"))
+    parts.end(trainer)
+    if callback.requeue and trainer.is_global_zero and not in_sweep():
+        say(ranks.requeue())
+    sys.exit(callback.exit_code if trainer.is_global_zero else 0)
 
 
 def train_apart(config: DictConfig) -> dict[str, float]:
     """A job of a sweep that starts ranks, in a process of its own, since a process can start ranks only once."""
     folder = Path(config.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_config(config, folder / "config.yaml")
     command = [sys.executable, "-m", "lmzoo.train", *HydraConfig.get().overrides.task]  # for its environment.jsonl
-    done = subprocess.run(command, env=os.environ | {ranks.RANK_CONFIG: str(folder.absolute() / "config.yaml")})
+    with tempfile.TemporaryDirectory() as apart, ranks.leading():
+        save_config(config, Path(apart, "config.yaml"))
+        done = subprocess.run(command, env=os.environ | {ranks.RANK_CONFIG: str(Path(apart, "config.yaml"))})
+    if done.returncode == STOPPED:
+        sys.exit(STOPPED)
     if done.returncode:
         raise UserError(f"the run in {folder} ended with code {done.returncode}")
     return json.loads((folder / "result.json").read_text(encoding="utf-8"))

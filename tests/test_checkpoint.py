@@ -48,6 +48,8 @@ def test_build_keeps_the_config_and_its_sizes():
         "lmzoo.checkpoint.write",  # ours, but no part of a model
         "torch.load", "torch.hub.load",
         "torch.nn.modules.module.torch.load",
+        "torch.nn.attention._fa4.register_flash_attention_fa4", "lmzoo.blocks.attention.flex",  # of theirs, but no part
+        "torch.nn.functional.gelu", "lmzoo.blocks.cache.Cache", "torch.nn.Module.load_state_dict", "lmzoo.train.main",
         "torch.nn.Module.__init__.__globals__", "torch.nn.modules.module.functools.partial",
         "lmzoo.blocks.attention.torch.hub.load",
         "builtins.eval", "pathlib.Path", "this", "", 3,

@@ -9,7 +9,7 @@ import pytest
 import lmzoo
 from lmzoo import UserError, checks
 from lmzoo.errors import few
-from lmzoo.literal import plain
+from lmzoo.literal import plain, save
 
 GPT = ("model=gpt", "task=clm")
 CLASSES = ("model=bert", "task=classification")
@@ -24,8 +24,16 @@ MISTAKES = [
     ((*GPT, "data.reader.splitt=1"), "data.reader.splitt: read_pydoc has no such word"),
     ((*GPT, "callbacks.metrics.tag=1"), "callbacks.metrics.tag: Metrics has no such word; did you mean tags?"),
     (("modell=gpt",), "modell: there is no such word; did you mean model?"),
+    ((*GPT, "lr=1e-3"), "lr: there is no such word; did you mean optim.lr?"),
+    ((*GPT, "max_steps=3"), "max_steps: there is no such word; did you mean trainer.max_steps?"),
+    ((*GPT, "+batch_size=3"), "batch_size: there is no such word; did you mean data.batch_size?"),
+    ((*GPT, "path=x"), "path: there is no such word; did you mean data.path or tokenizer.path?"),
     ((*GPT, "modul/position=rotary"), "modul/position: there is no such word; did you mean model/position?"),
     ((*GPT, "model/positio=rotary"), "model/positio: there is no such word; did you mean model/position?"),
+    # a word of another program
+    (("--model", "gpt"), "--model: write words as model=gpt"),
+    (("--model=gpt", "task=clm"), "--model=gpt: write words as model=gpt"),
+    ((*GPT, "-lr", "--x"), "-lr: write words as lr=VALUE"),
     # an option that is not there
     (("model=gptt",), "model=gptt: there is no such option; did you mean gpt?"),
     ((*GPT, "model/position=rotry"), "model/position=rotry: there is no such option; did you mean rotary?"),
@@ -75,6 +83,12 @@ MISTAKES = [
     ((*GPT, "schedule=[1]"), "schedule=[1]: there is no such option"),
     ((*GPT, "trainer.precision=null"), "trainer.precision: null is no value for it"),
     ((*GPT, "task.family=0"), "task.family=0 should be one of encoder, decoder, encoder-decoder"),
+    # heads that no language model ends in
+    (("model=bert", "task=mlm", "model/head=pooler"), "task=mlm needs a head over the vocabulary, and bert ends in a "
+     "Pooler: choose another by model/head=NAME"),
+    # interpolations of what isn't there
+    *[((*GPT, f"{word}=${{nope}}"), f"{word}: Interpolation key 'nope' not found")
+      for word in ("optim.lr", "trainer.max_steps", "model.dropout")],
     # values of the wrong type inside
     ((*GPT, "task.prompts=[1,2]"), "task.prompts=[1, 2] should be a list (each a text)"),
     ((*GPT, "callbacks.metrics.folder=5"), "callbacks.metrics.folder=5 should be a text"),
@@ -95,8 +109,10 @@ MISTAKES = [
     # code of others
     ((*GPT, "model._target_=os.system"), "torch.nn, or trust=[os] if it is yours or you trust its code"),
     ((*GPT, "model.attention._target_=mine.A", "trust=min"), "model.attention._target_=mine.A: take a class of"),
-    ((*GPT, "data.reader._target_=os.remove"), "_target_=os.remove: take a class of lmzoo.data, or trust=[os]"),
-    ((*GPT, "task._target_=lmzoo.checkpoint.remove"), "task._target_=lmzoo.checkpoint.remove: take a class"),
+    ((*GPT, "data.reader._target_=os.remove"), "_target_=os.remove: take a class of lmzoo that belongs there"),
+    ((*GPT, "task._target_=lmzoo.checkpoint.remove"), "_target_=lmzoo.checkpoint.remove: this is no part for task"),
+    ((*GPT, "task._target_=lmzoo.tasks.base.Task"), "task._target_=lmzoo.tasks.base.Task: this is no part for task"),
+    ((*GPT, "model.head._target_=lmzoo.blocks.head.nn"), "there is no such class or function"),
     ((*GPT, "model.head._target_=lmzoo.blocks.head.nn.Linear"), "there is no such class or function"),
     # words of the data that its reader would not look at
     ((*GPT, "data=text", "data.field=x"), "data.field: Text has no such word; it is one of data=jsonl"),
@@ -116,6 +132,11 @@ MISTAKES = [
      "data.sources.a.tags_column: the task does not look at it"),
     ((*GPT, "data.path=x"), "data.path=x: say which kind of source it is, data=text (or jsonl, csv) data.path=x"),
     (("model=gpt", "task=classification", "data.path=x"), "data.path=x: say which kind of source it is"),
+    *[((*GPT, f"data={own}", f"data.path={file}"), f"data={own} reads no such files; did you mean data={kind}?")
+      for own, file, kind in (("text", "c.jsonl", "jsonl"), ("text", "[a.txt,c.csv]", "csv"), ("jsonl", "c.tsv", "csv"),
+                              ("csv", "c.jsonl.gz", "jsonl"), ("text", "c/*.parquet", "parquet"))],
+    ((*GPT, "data=mixture", "data.sources.a.weight=1", "data.sources.a.path=x.csv"),
+     "data.sources.a.path=x.csv: kind=text reads no such files; did you mean kind=csv?"),
     ((*GPT, "data=csv", "data.reader.delimiter=ab"), "data.reader.delimiter='ab' is not a single character"),
     # nothing after the sign
     (("ckpt=",), "ckpt=: nothing follows the sign"),
@@ -136,9 +157,9 @@ MISTAKES = [
     # pairs
     (("model=bert", "task=clm"), "task=clm needs a model of family decoder, but bert is of family encoder: tasks"),
     (("model=gpt", "task=mlm"), "models for mlm are bert"),
-    (("model=t5", "task=mlm"), "tasks for it are classification, regression, span_corruption"),
+    (("model=t5", "task=mlm"), "tasks for it are classification, regression, seq2seq, span_corruption"),
     ((), "no model: say model=NAME (one of bert, gpt, llama"),
-    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm, regression, token_classification)"),
+    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm, regression, seq2seq, token_"),
     (("task=clm",), "no model: say model=NAME"),
     (("task=clm", "init_from=/nowhere"), "init_from=/nowhere does not exist"),
     (("ckpt=/nowhere", "optim.lr=1"), "optim.lr: ckpt=/nowhere goes on with that run as it is"),
@@ -260,6 +281,23 @@ def test_long_lists_of_names_are_cut():
     assert few(["a", "b"]) == "a, b"
     assert few(range(15)) == "0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 and 3 more"
     assert few(["x" * 50]) == "x" * 40 + "..."
+
+
+@pytest.mark.parametrize("task", ["mlm", "classification"])
+def test_a_classifier_is_no_language_model(task, tmp_path):
+    """But another task of texts may start from it."""
+    run = lmzoo.compose(*CLASSES)
+    run.model.head = {**run.task.head, "n_classes": 2}
+    save(run, tmp_path / "config.yaml")
+    if task == "classification":
+        assert lmzoo.compose(f"task={task}", f"init_from={tmp_path}")
+        return
+    with pytest.raises(UserError, match="the net of init_from ends in a Classifier: start from the one that it was"):
+        lmzoo.compose(f"task={task}", f"init_from={tmp_path}")
+
+
+def test_an_interpolation_of_another_word_is_that_words_value():
+    assert lmzoo.compose(*GPT, "optim.lr=${optim.weight_decay}").optim.lr == 0.1
 
 
 def test_callbacks_can_be_taken_away():

@@ -1,11 +1,16 @@
 """The evaluate command: a run's own data, and other text."""
 
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 import yaml
+from lmzoo.tasks.base import Task
 
 import lmzoo
 from lmzoo import UserError, checkpoint
@@ -52,6 +57,13 @@ def test_other_text_is_read_whole(gpt_run, tmp_path):
     assert measured["test/bits_per_byte"] == pytest.approx(nats / math.log(2) / len(text.encode()), rel=1e-5)
 
 
+def test_rows_beyond_the_positions_are_refused_before_the_text_is_read(gpt_run, corpus, monkeypatch):
+    monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("read"))
+    config = configured(f"ckpt={gpt_run}", "data=text", f"data.path={corpus}", "data.row_length=65")
+    with pytest.raises(UserError, match="data.row_length=65 is more than the 64 positions of the model: give fewer$"):
+        evaluate(config)
+
+
 def test_labels_of_other_text_are_no_matter_of_a_task_without_any(gpt_run, tmp_path, monkeypatch):
     """Also where the text that the net was trained on had some."""
     read = checkpoint.read
@@ -75,6 +87,16 @@ def test_batch_size_changes_nothing(gpt_run, tmp_path):
 def test_the_nets_rows_are_kept_when_the_source_changes(gpt_run, corpus):
     config = configured(f"ckpt={gpt_run}", "data=text", f"data.path={corpus}", "data.batch_size=3")
     assert (config.data.row_length, config.data.batch_size, config.split) == (64, 3, "whole")
+
+
+@pytest.mark.parametrize("word", ["batch_size=3", "micro_batch_size=2", "num_workers=1", "cache_dir=."])
+def test_how_rows_are_read_is_no_other_text(gpt_run, word):
+    """It is still the run's own validation that is measured, under the name that it has."""
+    config = configured(f"ckpt={gpt_run}", f"data.{word}", "split=val")
+    assert (config.split, config.data.path) == ("val", lmzoo.compose(f"ckpt={gpt_run}").data.path)
+    if word.startswith("batch"):
+        measured, before = (evaluate(configured(f"ckpt={gpt_run}", *more)) for more in ([f"data.{word}"], []))
+        assert measured.keys() == before.keys() and measured == pytest.approx(before, rel=1e-4)
 
 
 def test_an_exported_folder_has_no_run_to_evaluate(tmp_path):
@@ -104,6 +126,10 @@ def test_the_runs_folder_is_left_alone(gpt_run):
 def test_mistakes(gpt_run):
     for words, line in [((), "no ckpt: say ckpt=RUN"), ((f"ckpt={gpt_run}", "split=test"), "split=test: the data has"),
                         (("ckpt=/nowhere",), "/nowhere does not exist"),
+                        ((f"ckpt={gpt_run}", "split=train"), "split=train: it may be val or test, of the data that"),
+                        ((f"ckpt={gpt_run}", "split=whole"), "split=whole: it may be val or test"),
+                        ((f"ckpt={gpt_run}", "data.path=a.txt", "split=val"), "split=val: other text is read whole"),
+                        ((f"ckpt={gpt_run}", "data=text", "split=val"), "split=val: other text is read whole"),
                         ((f"ckpt={gpt_run}", "data.field=x"), "data.field: name the source"),
                         ((f"ckpt={gpt_run}", "data=text", "data.field=x"), "data.field: Text has no such word"),
                         ((f"ckpt={gpt_run}", "data=text", "data.val_path=x"), "data.val_path changes nothing"),
@@ -149,3 +175,24 @@ def test_a_run_is_not_measured_as_another(gpt_run, tmp_path):
     file.write_text(yaml.safe_dump(content))
     with pytest.raises(UserError, match="config.yaml was edited: task._target_=lmzoo.tasks.mlm.MaskedLM"):
         evaluate(configured(f"ckpt={tmp_path / 'run'}"))
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_what_one_does(gpt_run):
+    """And one of them prints it, whatever another program has left."""
+    command = [sys.executable, "-m", "lmzoo.evaluate", f"ckpt={gpt_run}", "trainer.accelerator=cpu"]
+    done = [subprocess.run([*command, *more], capture_output=True, text=True, env=os.environ | {"LOCAL_RANK": "1"})
+            for more in ([], ["trainer=ddp", "trainer.devices=2"])]  # fmt: skip
+    assert [(one.returncode, one.stderr) for one in done] == [(0, "")] * 2
+    assert done[0].stdout == done[1].stdout and done[0].stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize("name, code, line", [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "ended by SIGTERM")])
+def test_a_signal_is_told_of(gpt_run, monkeypatch, capsys, name, code, line):
+    usual = Task.on_validation_epoch_start
+    monkeypatch.setattr(Task, "on_validation_epoch_start", lambda task: (
+        os.kill(os.getpid(), getattr(signal, name)), usual(task)))  # fmt: skip
+    monkeypatch.setattr("sys.argv", ["lmzoo.evaluate", f"ckpt={gpt_run}"])
+    with pytest.raises(SystemExit) as end:
+        command()
+    assert (end.value.code, capsys.readouterr()) == (code, ("", f"lmzoo: {line}\n"))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import lmzoo
-from lmzoo import memory
+from lmzoo import UserError, memory
 from lmzoo import plan as planning
 from lmzoo.memory import Memory
 from lmzoo.optim import freeze
@@ -209,6 +209,10 @@ def test_the_shortest_of_the_bounds_is_the_runs_length():
     assert count_steps(WORDS | {"max_epochs": 1.5}, Data()) == 95  # of 63 steps
     assert count_steps({"max_steps": 100, "max_tokens": 1281, "max_epochs": 1.5}, Data()) == 11
     assert count_steps(WORDS, Data()) == 63
+    for more in ({"max_tokens": 1e18}, {"max_epochs": 1e11}):
+        with pytest.raises(UserError, match=rf"trainer.{[*more][0]}=1e\+1[18] are more than 1,000,000,000,000 steps"):
+            count_steps(WORDS | more, Data())
+    assert count_steps(WORDS | {"max_epochs": 1e11, "max_steps": 10}, Data()) == 10
 
 
 def test_a_plan_has_the_sizes_of_the_run():

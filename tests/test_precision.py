@@ -3,6 +3,9 @@
 import csv
 import functools
 import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -202,3 +205,23 @@ def test_bf16_mixed_stays_within_one_percent_of_fp32(tmp_path, family):
         losses[word] = [float(last["train/loss"]), float(last["val/loss"])]
     assert losses["bf16-mixed"] == pytest.approx(losses["32-true"], rel=0.01)
     assert losses["bf16-mixed"] != losses["32-true"]
+
+
+@pytest.mark.parametrize("call", [
+    'memory.passes(config, 1, 4, torch.bfloat16)',
+    'parts.quiet(), torch.autocast("cpu", torch.bfloat16).__enter__(), lmzoo.build(config)(torch.zeros(1, 4).long())',
+])  # fmt: skip
+def test_torch_says_nothing_of_norms_in_float32(call):
+    """Where it would warn, once a process, that its fused kernel takes no weights of another type than the input's."""
+    code = f"""
+import lmzoo, torch
+from lmzoo import memory, parts
+from models import config
+norm = {{"_target_": "torch.nn.RMSNorm", "_partial_": True}}
+config = config("gpt")
+config["attention"] |= {{"qk_norm": norm}}
+{call}
+"""
+    command = [sys.executable, "-W", "error:Mismatch dtype", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    assert done.returncode == 0, done.stderr

@@ -48,6 +48,22 @@ from lmzoo.ranges import check_ranges
         *[(f"callbacks.checkpoints.{word}=-1", f"callbacks.checkpoints.{word}=-1 must be ")
           for word in ("every_n_steps", "every_minutes", "keep_last", "keep_best")],
         ("seed=-1", "seed=-1 must be between 0 and"),
+        ("tokenizer.vocab_size=null", "tokenizer.vocab_size=None should be a whole number"),
+        ("model.vocab_size=3", "model.vocab_size=3 is less than tokenizer.vocab_size=2048: leave it out"),
+        ("data.row_length=null", "data.row_length=None should be a whole number"),
+        ("tokenizer.special={bos: 1}", "tokenizer.special.bos=1 should be a text"),
+        ("tokenizer.special={a: [b]}", "tokenizer.special.a=['b'] should be a text"),
+        ("model.embed.n_types=-1", "model.embed.n_types=-1 must be between 0 and"),
+        ("model.embed.n_types=1000000000000000", "model.embed.n_types=1000000000000000 must be"),
+        ("model.embed.d_embed=-1", "model.embed.d_embed=-1 must be between 1 and"),
+        ("model.embed.scale=0", "model.embed.scale=0 must be between 1e-06 and"),
+        ("model.attention.scale=1e30", "model.attention.scale=1e+30 must be between 1e-06 and"),
+        ("model.norm.eps=-1", "model.norm.eps=-1 must be between 0 and 1"),
+        ("model.norm.eps=1e30", "model.norm.eps=1e+30 must be between 0 and 1"),
+        ("model.init.std=1e30", "model.init.std=1e+30 must be between 0 and"),
+        ("optim.optimizer.eps=1e30", "optim.optimizer.eps=1e+30 must be between 0 and 1"),
+        ("trainer.max_epochs=1e30", "trainer.max_epochs=1e+30 must be between 0 and"),
+        ("trainer.max_tokens=1e30", "trainer.max_tokens=1e+30 must be between 0 and"),
         ("model=null", "model=null: there is no such option"),
         ("schedule=", "schedule=: there is no such option"),
         ("recipe=foo", "recipe=foo: this follows from model=, task= and size="),
@@ -94,6 +110,11 @@ def test_words_that_do_not_go_together(pair, message):
         (("optim=muon", "optim.optimizer.momentum=2"), "optim.optimizer.momentum=2 must be between 0 and 1"),
         (("optim=muon", "optim.optimizer.ns_steps=100"), "optim.optimizer.ns_steps=100 must be between 1 and 99"),
         (("optim=muon", "optim.optimizer.lr_ratio=0"), "optim.optimizer.lr_ratio=0 must be above 0"),
+        (("optim=muon", "optim.optimizer.lr_ratio=1e30"), "optim.optimizer.lr_ratio=1e+30 must be between 0 and"),
+        (("optim=adafactor", "optim.optimizer.d=1e30"), "optim.optimizer.d=1e+30 must be between 0 and"),
+        (("optim=adafactor", "optim.optimizer.d=0"), "optim.optimizer.d=0 must be above 0"),
+        (("optim=adafactor", "optim.optimizer.eps=[1e30,1e-3]"), "optim.optimizer.eps[0]=1e+30 must be between"),
+        (("optim=adafactor", "optim.optimizer.beta2_decay=1"), "optim.optimizer.beta2_decay=1 must be between"),
         (("optim=muon", "optim.optimizer.hidden=[]"), "optim.optimizer.hidden: MuonAdamW is given this"),
     ],
     ids=str,
@@ -101,3 +122,32 @@ def test_words_that_do_not_go_together(pair, message):
 def test_words_of_optimizers_and_schedules(words, message):
     with pytest.raises(lmzoo.UserError, match=re.escape(message)):
         lmzoo.compose("model=gpt", "task=clm", *words)
+
+
+GPT, T5 = ("model=gpt", "task=clm"), ("model=t5", "task=span_corruption")
+CLASSES = ("model=bert", "task=classification")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *[((*GPT, f"model/position=rotary_{kind}", f"model.position.{word}"), f"model.position.{word} must be between ")
+          for kind, word in (("yarn", "slow=0"), ("yarn", "fast=-1"), ("yarn", "trained_len=0"), ("llama3", "low=0"),
+                             ("llama3", "high=-1"), ("ntk", "theta=1"), ("linear", "scaling=0"),
+                             ("linear", "fraction=2"))],
+        ((*GPT, "model/position=rotary", "model.position.theta=1e30"), "model.position.theta=1e+30 must be between"),
+        ((*GPT, "model/attention=grouped_query", "model.attention.group=-1"), "model.attention.group=-1 must be"),
+        ((*T5, "model.position.n_buckets=0"), "model.position.n_buckets=0 must be between"),
+        ((*T5, "model.cross.scale=0"), "model.cross.scale=0 must be between"),
+        ((*T5, "task.mean_span=1e30"), "task.mean_span=1e+30 must be between"),
+        ((*T5, "task.mean_span=32"), "task.mean_span=32 is no shorter than a row, data.row_length=32"),
+        ((*CLASSES, "task.class_weights=[0,0,0]"), "task.class_weights=[0, 0, 0] leave nothing to learn"),
+        ((*CLASSES, "task.class_weights=[-1,1]"), "task.class_weights[0]=-1 must be between"),
+        (("model=transformer", "task=seq2seq", "task.n_beams=0"), "task.n_beams=0 must be between 1 and"),
+        (("model=transformer", "task=seq2seq", "task.max_answer=0"), "task.max_answer=0 must be between 1 and"),
+    ],
+    ids=str,
+)
+def test_words_of_parts_and_tasks(words, message):
+    with pytest.raises(lmzoo.UserError, match=re.escape(message)):
+        lmzoo.compose(*words)

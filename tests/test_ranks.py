@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistBackendError, TCPStore
 
 import lmzoo
 from lmzoo import UserError, parts, ranks
@@ -156,6 +156,26 @@ def test_a_job_that_was_cancelled_stays_out_of_the_queue(slurm, state, reason, a
                     f"job 17 is being ended (JobState={state}): it is not put into the queue again")  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+def test_a_job_that_is_told_to_go_while_it_prepares_queues_itself_again(slurm, name):
+    """A reader of the user's own is at work, for as long as it takes."""
+    (slurm.parent / "mine.py").write_text("import pathlib, time\n\ndef read(path):\n    pathlib.Path('begun').touch()\n"
+                                          "    time.sleep(600)\n    yield\n")  # fmt: skip
+    words = ["model=gpt", "task=clm", "tokenizer=byte", "data.reader._target_=mine.read", "trust=[mine]",
+             "data.cache_dir=cache"]  # fmt: skip
+    run = subprocess.Popen([sys.executable, "-m", "lmzoo.train", *words], stderr=subprocess.PIPE, text=True,
+                           env=os.environ | {"PYTHONPATH": str(slurm.parent)})  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (slurm.parent / "begun").exists() and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    run.send_signal(getattr(signal, name))
+    said = run.communicate(timeout=60)[1]
+    assert run.returncode == 75, said
+    assert said.splitlines() == ["lmzoo: stopped by a signal outside of training; what was prepared is kept",
+                                 "scontrol requeue 17: the job is in the queue again"]  # fmt: skip
+    assert slurm.read_text() == "requeue 17\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM", "SIGINT"])
 def test_a_job_that_is_told_to_go_queues_itself_again_and_ends_as_the_whole_run(slurm, words, name):
@@ -178,6 +198,40 @@ def test_a_job_that_is_told_to_go_queues_itself_again_and_ends_as_the_whole_run(
     net, _ = lmzoo.fit(lmzoo.compose(*(word for word in given if word != "run_dir=None"), "run_dir=whole"))
     again = lmzoo.load(folder).state_dict()
     assert all((weight == again[key]).all() for key, weight in net.state_dict().items())
+
+
+def test_of_a_collective_that_has_lost_a_rank_no_traceback_is_left(tmp_path):
+    """By gloo's own words, and by what nccl raises; any other error stays what it is."""
+    gloo = RuntimeError("[/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer")
+    for error in (gloo, DistBackendError("NCCL error")):
+        with pytest.raises(UserError, match="^another process of this run has died .*memory[?][)]$") as told:
+            with parts.outspoken(tmp_path):
+                raise error
+        assert told.value.exit_code == 1
+    with pytest.raises(RuntimeError, match="^other$"), parts.outspoken(tmp_path):
+        raise RuntimeError("other")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_ends_the_run_with_a_line(words, tmp_path, rank):
+    """By the rank that is left, with how to go on."""
+    given = words("run", "model=gpt", "task=clm", "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu",
+                  "trainer.max_steps=100000", "checkpoint.every_n_steps=5", "data.num_workers=0")  # fmt: skip
+    command, said = [sys.executable, "-m", "lmzoo.train", *given], tmp_path / "said"
+    with open(said, "w") as file:
+        first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=file, cwd=tmp_path)
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "run" / "checkpoints" / "last.ckpt").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(first.pid), "-f", "lmzoo.train"], capture_output=True).stdout
+    os.kill(int(children.split()[-1]) if rank else first.pid, signal.SIGKILL)
+    assert first.wait(timeout=60) == (1 if rank else -9)
+    while not said.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (line,) = said.read_text().splitlines()
+    assert line.startswith("lmzoo: another process of this run has died")
+    assert line.endswith("saved: python -m lmzoo.train ckpt=run")
 
 
 def free_port() -> int:

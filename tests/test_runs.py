@@ -1,10 +1,15 @@
 """A run's folder that a hand has changed: what a resumed run writes to, what is refused, and that nothing is lost."""
 
 import csv
+import os
+import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 import lmzoo
 from lmzoo import UserError, checkpoint
@@ -119,3 +124,56 @@ def test_a_folder_that_may_not_be_written_to(gpt_run, tmp_path, words, monkeypat
 def test_a_folder_whose_name_no_disk_takes(words, tmp_path):
     with pytest.raises(UserError, match="no name may be longer than 255 bytes"):
         lmzoo.compose(*words(tmp_path / ("é" * 128), "model=gpt", "task=clm"))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "tokenizer.json", "result.json", "loss.png"])
+def test_files_that_no_run_has_written_are_not_written_over(words, tmp_path, name):
+    """Another's configuration, or one of these files without a run's beside it."""
+    (tmp_path / name).write_text("model: mine\n")
+    with pytest.raises(UserError, match=f"run_dir=.* holds {name}, which no run has written and"):
+        lmzoo.compose(*words(tmp_path, "model=gpt", "task=clm"))
+    assert files(tmp_path) == {tmp_path / name: b"model: mine\n"}
+
+
+def test_a_folder_that_another_run_has_taken_meanwhile(gpt_run, words, tmp_path, monkeypatch):
+    """It began and ended between this one's first look at the folder and its taking it."""
+    folder = tmp_path / "run"
+    monkeypatch.setattr("lmzoo.train.check_free", lambda path: shutil.copytree(gpt_run, folder))
+    config = lmzoo.compose(*words(folder, "model=gpt", "task=clm"))
+    with pytest.raises(UserError, match="holds a run already: go on with it by ckpt="):
+        lmzoo.fit(config)
+    assert {path.relative_to(folder): content for path, content in files(folder).items() if path.name != ".lock"} == {
+        path.relative_to(gpt_run): content for path, content in files(gpt_run).items() if path.name != ".lock"}
+
+
+def test_a_rank_that_another_program_has_left_counts_for_nothing(gpt_run, words, tmp_path, monkeypatch):
+    """A run is refused, made, and evaluated as ever, and finds its environment as it was."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("NODE_RANK", "2")
+    config = lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", "trainer.max_steps=1"))
+    with pytest.raises(UserError, match="holds a run already"):
+        lmzoo.fit(OmegaConf.merge(config, {"run_dir": str(gpt_run)}))
+    lmzoo.fit(config)
+    assert {"config.yaml", "tokenizer.json", "metrics.csv", "result.json"} <= {file.name for file in
+                                                                             (tmp_path / "run").iterdir()}
+    assert os.environ["LOCAL_RANK"] == "1" and os.environ["NODE_RANK"] == "2"
+
+
+QUICK = {
+    "run_dir": "run_dir=.* holds a run already", "data.path=none/*.txt": "data.path=none/.* matches no file",
+    "~data.path": "data.path is not set", "data.val_path.a=none.txt": "data.val_path.a=none.txt matches no file",
+    "trainer.max_time=3": "trainer.max_time=3: write DD:HH:MM:SS, as 00:08:00:00 for eight hours",
+    "checkpoint.monitor=abc": "checkpoint.monitor=abc: give a metric of validation, as val/loss",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("word", QUICK)
+def test_what_files_tell_is_said_before_a_folder_is_made_or_torch_imported(gpt_run, words, tmp_path, word):
+    folder = gpt_run if word == "run_dir" else tmp_path / "run"
+    given = words(folder, "model=gpt", "task=clm", *([word] if "=" in word else []))
+    given = [one for one in given if not (word == "~data.path" and one.startswith("data.path"))]
+    script = ("import sys; from lmzoo.train import main\ntry: main()\n"
+              "finally: sys.stderr.write(str('torch' in sys.modules))")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, (tmp_path / "run").exists()) == (2, "", False)
+    assert re.fullmatch(f"lmzoo: {QUICK[word]}[^\n]*\nFalse", done.stderr)

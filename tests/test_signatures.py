@@ -1,12 +1,15 @@
 """Words below `_target_` are held against the signature of the class, without importing lmzoo's own."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import lmzoo
 from lmzoo import UserError
-from lmzoo.signatures import check, imported_signature, misfit, nearest, source_signature
+from lmzoo.signatures import check, check_place, imported_signature, misfit, nearest, source_signature
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,7 @@ def test_bases_words_are_known_where_a_class_hands_them_on():
 
 
 def test_imported_signatures():
-    read = imported_signature("torch.nn.LayerNorm", "norm")
+    read = imported_signature("torch.nn.LayerNorm", "model.norm")
     assert read["eps"] == "float" and read["bias"] == "bool"
 
 
@@ -85,8 +88,70 @@ def test_lists_of_recipes_are_walked():
 def test_a_target_that_is_not_there():
     with pytest.raises(UserError, match="model._target_=lmzoo.models.Decodr"):
         check({"model": {"_target_": "lmzoo.models.Decodr"}})
-    with pytest.raises(UserError, match="norm._target_=torch.nn.LayerNrm"):
-        check({"norm": {"_target_": "torch.nn.LayerNrm"}}, imported=True)
+    with pytest.raises(UserError, match="model.norm._target_=torch.nn.LayerNrm: there is no such class"):
+        check({"model": {"norm": {"_target_": "torch.nn.LayerNrm"}}}, imported=True)
+
+
+PLACES = {  # what belongs at each, and nothing else of these rooms
+    "data.reader": "Text Jsonl Csv Parquet Saved Hub read_pydoc read_docstrings read_exercise",
+    "data.sources.a.reader": "Text Jsonl Csv Parquet Saved Hub read_pydoc read_docstrings read_exercise",
+    "callbacks.x": "LargestMicroBatch Preemption LastValidation Metrics FirstValidation Guard Progress Checkpoints",
+    "tokenizer.kind": "train_bpe train_wordpiece train_unigram char byte",
+    "optim.optimizer": "MuonAdamW Adafactor",
+    "schedule": "constant linear cosine inverse_sqrt wsd",
+    "model": "", "model.init": "", "task": "", "task.head": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_only_what_belongs_at_a_place_is_admitted_there(place):
+    """Of all functions and classes of five rooms, where they are defined and where a room hands them on."""
+    refused, allowed = 0, PLACES[place].split()
+    for room in ("data", "callbacks", "tokenizer", "optim", "checkpoint"):
+        for file in Path(lmzoo.__file__).with_name(room).glob("*.py"):
+            module = f"lmzoo.{room}" + f".{file.stem}" * (file.stem != "__init__")
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                found = [alias.name for alias in getattr(node, "names", ())] or [getattr(node, "name", None)]
+                for name in (name for name in found if name and name not in allowed):
+                    with pytest.raises(UserError, match=f"^{place}._target_={module}.{name}: "):
+                        check_place(place, f"{module}.{name}", ())
+                    refused += 1
+    assert refused > 300
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [("optim.optimizer", "lmzoo.optim.muon.MuonAdamW"), ("model", "lmzoo.models.decoder.Decoder"),  # by whichever name
+     ("model.head", "lmzoo.blocks.head.Classifier"), ("model.attention[1]", "lmzoo.blocks.attention.GroupedQuery")],
+)  # fmt: skip
+def test_what_belongs_at_a_place_is_admitted_there(place, target):
+    """The head of a fine-tuned net is that of its task; a part is known under any name."""
+    check_place(place, target, ())
+
+
+def test_a_module_that_a_stored_configuration_names_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "surprise.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    for target, word in (("lmzoo.data.opening.imported", "module"), ("lmzoo.data.shards.write_meta", "folder")):
+        reader = {"_target_": target, word: "surprise"}
+        for config in ({"data": {"reader": reader}}, {"data": {"sources": {"a": {"reader": reader}}}}):
+            with pytest.raises(UserError, match="this is no part for data"):
+                check(config)
+    assert "surprise" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("place", "target"),
+    [("model.norm", "torch.nn.functional.gelu"), ("model.norm", "torch.nn.attention._fa4.register_flash_attention_fa4"),
+     ("model.init", "torch.nn.modules.module.torch.load"), ("optim.optimizer", "torch.optim.lr_scheduler.StepLR"),
+     ("optim.optimizer", "torch.optim.swa_utils.AveragedModel"), ("model.norm", "torch.nn.Module.load_state_dict")],
+)  # fmt: skip
+def test_of_torch_only_the_kind_that_a_place_holds_is_admitted(place, target):
+    import torch  # noqa: F401
+
+    with pytest.raises(UserError, match=f"{place}._target_={target}: there is no such class"):
+        imported_signature(target, place)
+    assert imported_signature("torch.optim.AdamW", "optim.optimizer")["eps"] == "float"
 
 
 @pytest.mark.parametrize("path", ["model.ffn", "model.ffn.activation", "task.head", "optim.optimizer"])

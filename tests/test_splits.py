@@ -70,12 +70,14 @@ def test_each_source_and_named_set_is_validated_by_itself(texts, tmp_path, kind,
     """Its own mean, and the mean over all targets together, for any number of rows a forward: against torch."""
     path = Path(texts["data=text"][0].partition("=")[2])
     sets = {"x": path.with_name("b.txt"), "y": path.with_name("c.csv")}
-    given = ["data=mixture"] if kind == "mixture" else [f"data.val_path.{name}={file}" for name, file in sets.items()]
+    given = [f"data.val_path.{name}={file}" for name, file in sets.items()]
+    given = ["data=mixture", "data.val_fraction=0.3"] if kind == "mixture" else given
     metrics, monitored = {}, f"val/{max(names)}/loss"
     for size in (8, 2):
         words = spoken(texts, *TASKS["clm"], *given, "trainer.max_steps=2", f"data.micro_batch_size={size}",
-                       "model.dropout=0", f"run_dir={tmp_path / str(size)}", "data.val_fraction=0.3",
+                       "model.dropout=0", f"run_dir={tmp_path / str(size)}",
                        f"checkpoint.monitor={monitored}")  # fmt: skip
+        words = [word for word in words if kind == "mixture" or not word.startswith("data.val_fraction")]
         net, metrics[size] = lmzoo.fit(lmzoo.compose(*words))
     data = assemble(lmzoo.compose(*words, f"run_dir={tmp_path / 'none'}"))[1]
     means, n, n_bytes = {}, {}, {}

@@ -120,7 +120,7 @@ def test_tables_are_narrow_and_lose_nothing(tmp_path):
     metrics = {f"{split}/{name}": 1.0 for split in ("val", "test") for name in ("perplexity", "accuracy", "bits")}
     for n in range(4):
         path = f"/{'same/' * 20}{n}/{'again/' * 20}x.txt"
-        config = {"data": {"path": path, "rate": n}, "optim": {"rate": n + 5}, "name": f"{n}{'y' * 90}"}
+        config = {"data": {"rate": n}, "optim": {"path": path, "rate": n + 5}, "name": f"{n}{'y' * 90}"}
         write(tmp_path / f"{'long-name-' * 6}{n}{'-as-long' * 6}", config, 4.0 + n, **metrics)
     (tmp_path / "jobs.jsonl").write_text("")
     record(tmp_path, Job(7, [], None, "a mistake " * 30))
@@ -133,7 +133,7 @@ def test_tables_are_narrow_and_lose_nothing(tmp_path):
     whole = "".join(line[shown.splitlines()[0].index("differs"):].strip() for line in shown.splitlines()[1:])
     for n in range(4):
         path = f"/{'same/' * 20}{n}/{'again/' * 20}x.txt"
-        assert f"name={n}{'y' * 90}path={path}data.rate={n}optim.rate={n + 5}" in whole.replace(" ", "")
+        assert f"name={n}{'y' * 90}data.rate={n}path={path}optim.rate={n + 5}" in whole.replace(" ", "")
 
 
 def test_words_are_known_by_their_last_parts():
@@ -191,3 +191,31 @@ def test_the_picture_replaces_only_its_own(tmp_path):
     assert "no picture: " in summarise(str(tmp_path)) and (tmp_path / "summary.png").read_bytes() == b"mine"
     with pytest.raises(UserError, match="is there already"):
         summarise(str(tmp_path), picture=str(tmp_path / "summary.png"))
+
+
+def test_a_run_that_was_stopped_is_no_failure(tmp_path):
+    """It has checkpoints, no result, and nobody trains it; one that broke has checkpoints as well."""
+    for number in range(3):
+        write(tmp_path / f"{number}-gpt", {"optim": {"lr": number}}, 5.0 + number, done=False)
+        (tmp_path / f"{number}-gpt" / "checkpoints").mkdir()
+        files = {} if number == 0 else {"step-000900.ckpt": "", "best-001200-5.ckpt": "", "last.ckpt": ""}
+        (tmp_path / f"{number}-gpt" / "checkpoints" / "MANIFEST.json").write_text(json.dumps(files))
+    for number, mistake in ((1, "stopped by a signal"), (2, "RuntimeError: broken")):
+        record(tmp_path, Job(number, [], None, mistake))
+    assert {run.name: run.state for run in read(tmp_path)} == {
+        "0-gpt": "failed", "1-gpt": "stopped at step 1,200", "2-gpt": "failed"}
+
+
+def test_losses_of_other_tokens_or_text_are_not_ranked_together(tmp_path):
+    """A smaller vocabulary has the lower loss, of shorter tokens; per byte of the text it is the other way round."""
+    for n, (size, loss, bits) in enumerate([(300, 3.0, 2.5), (600, 4.0, 2.0), (300, 2.9, 2.4)]):
+        config = {"tokenizer": {"vocab_size": size}, "optim": {"lr": n}, "data": {"path": "a.txt", "batch_size": n}}
+        write(tmp_path / f"{n}", config, loss, **{"val/bits_per_byte": bits})
+    assert [row[:2] for row in rows(summarise(str(tmp_path)))] == [
+        ["run", "val/bits_per_byte"], ["1", "2"], ["2", "2.4"], ["0", "2.5"]]
+    parts = summarise(str(tmp_path), "val/loss").split("\n\n")
+    assert parts[::3] == ["vocab_size=300", "vocab_size=600"]
+    assert [[line.split()[0] for line in part.splitlines()[1:]] for part in parts[1::3]] == [["2", "0"], ["1"]]
+    write(tmp_path / "3", {"tokenizer": {"vocab_size": 300}, "data": {"path": "b.txt"}}, 1.0)
+    titles = summarise(str(tmp_path)).split("\n\n")[::3]
+    assert titles == [f"vocab_size={size} path={path}.txt" for size, path in ((300, "a"), (600, "a"), (300, "b"))]

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lmzoo.checks import groups
-from lmzoo.sweep import Job, table
+from lmzoo.sweep import Job, jobs, record, table
 
 SCRIPT = """
 import json, os
@@ -21,6 +21,8 @@ def job(config):
     folder = Path(config.run_dir)
     folder.mkdir(parents=True)
     (folder / "seen.json").write_text(json.dumps([config.seed, config.logger.wandb.group, os.getpid()]))
+    if config.seed == 75:
+        raise SystemExit(75)
     if config.seed == 13:
         raise RuntimeError("unlucky")
     return None if config.seed == 4 else config.optim.lr
@@ -71,6 +73,21 @@ def test_whatever_ends_a_job_is_reported_and_the_others_run(tmp_path):
     assert "lmzoo: RuntimeError: unlucky" in done.stderr and "Traceback" in done.stderr
     again = sweep(tmp_path, "seed=-2,-3")
     assert again.returncode == 1 and len(lines(again)) == 2
+
+
+def test_a_job_that_is_told_to_go_ends_the_sweep_which_says_so(tmp_path):
+    done = sweep(tmp_path, "seed=1,75,2")
+    assert done.returncode == 75 and found(tmp_path) == ["0-gpt", "1-gpt"]
+    line = "job 1 was stopped by a signal and goes on by ckpt=s/1-gpt; the jobs after it did not run"
+    assert done.stderr == f"lmzoo: {line}\n"
+    assert [line.split()[2:] for line in lines(done)] == [["0.003"], ["stopped", "by", "a", "signal"]]
+
+
+def test_a_text_with_signs_that_others_take_for_a_line_s_end(tmp_path):
+    job = Job(0, ["tags=[\u2028,\x85,\f,\x1e]"], 1.0, "")
+    record(tmp_path, job)
+    record(tmp_path, job)
+    assert jobs(tmp_path) == [job, job]
 
 
 @pytest.mark.parametrize(("word", "extra", "plugin"), [

@@ -80,8 +80,16 @@ def test_init_from_takes_the_net_and_the_tokenizer(gpt_run, words, tmp_path, cor
             lmzoo.compose(*given, word)
 
 
-def test_a_checkpoint_goes_on_with_new_text_and_new_tokens(gpt_run, words, tmp_path, capsys):
-    """A run of its own: from step 0, in the order of its data; old rows are the checkpoint's, new ones their mean."""
+@pytest.mark.parametrize("exported", [False, True])
+def test_a_checkpoint_goes_on_with_new_text_and_new_tokens(gpt_run, words, tmp_path, capsys, exported):
+    """A run of its own: from step 0, in the order of its data; old rows are the checkpoint's, new ones their mean.
+
+    A folder of Hugging Face's is a checkpoint as well.
+    """
+    if exported:
+        pytest.importorskip("transformers")
+        lmzoo.hf.to_hf(lmzoo.load(gpt_run), tmp_path / "exported")
+        gpt_run = tmp_path / "exported"
     text = tmp_path / "new.txt"
     text.write_text("\n\n".join(f"<user> hello {i} <bot> {'good day ' * (i % 9)}" for i in range(60)), encoding="utf-8")
     every = words(tmp_path / "run", "task=clm", f"init_from={gpt_run}", "optim.lr=0", "trainer.max_steps=1")
@@ -160,7 +168,6 @@ NET_MISTAKES = [
     (("optim=sgd", "optim.optimizer.momentum=0"), "optim.optimizer: Nesterov momentum requires a momentum"),
     (("optim.optimizer={_target_: torch.optim.SparseAdam}",), "optim.optimizer: SparseAdam does not support dense"),
     (("model.ffn.activation.approximate=abc",), "model: approximate argument must be either none or tanh"),
-    (("task._target_=lmzoo.tasks.base.Task",), "task._target_=lmzoo.tasks.base.Task is no task: choose by task=NAME"),
     (("trainer.devices=-1", "trainer.accelerator=cpu"), "trainer.devices=-1 means all GPUs, and there is none"),
     (("tokenizer=unigram",), "task=clm needs a bos token"),
     (("model=t5", "task=span_corruption", "data.packing=isolate"), "data.packing=isolate: spans of span corruption"),

@@ -3,18 +3,20 @@
 python -m lmzoo.tools.summarise_sweep FOLDER [--metric val/loss] [--picture FILE]
 
 A line of the table is a run: its metrics at the end (so far, if it has not ended), seconds of
-training, whether it is done, failed or running, and what differs in its configuration. The best is
+training, whether it is done, running, stopped at a step or failed, and what differs in its configuration. The best is
 on top: the least of a loss, perplexity, error or bits, the most of the rest. Runs that differ in
 their seed alone are also shown as mean and standard deviation. Tasks have tables of their own,
-since their losses mean different things. The picture (FOLDER/summary.png) is a line over one number
+since their losses mean different things, and so have runs of other texts or tokenizers, unless all
+of them have bits per byte, by which they are then sorted. The picture (FOLDER/summary.png) is a line over one number
 that differs, a map over two, else bars.
 """
 
 import json
 import math
+import re
 import statistics
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, zip_longest
 from pathlib import Path
@@ -25,13 +27,15 @@ from lmzoo import UserError
 from lmzoo.callbacks.metrics import Table
 from lmzoo.callbacks.picture import draw_bars, draw_line, draw_map
 from lmzoo.callbacks.saving import lower_is_better
-from lmzoo.checkpoint import in_training
+from lmzoo.checkpoint import in_training, names
 from lmzoo.checks import explain
 from lmzoo.literal import load, plain
 from lmzoo.signatures import nearest
 from lmzoo.sweep import jobs
 
 HOUSEKEEPING = ("run_dir", "callbacks", "logger", "tags", "trust", "ckpt", "checkpoint")  # changes no result
+TEXT = re.compile(r"tokenizer\..*|data\.(sources\..*|path|val_path.*|val_fraction|name|config|field|text_column)")
+BITS = "val/bits_per_byte"
 WIDTH, DIFFERENCES = 100, 24  # columns of a table; of what differs, if there is more than one metric
 WIDEST = {"run": 30}  # columns of a column, of the others 18
 
@@ -56,31 +60,64 @@ class Run:
         return {word: value for word, value in self.words.items() if word != "seed"}
 
 
-def summarise(folder: str, metric: str = "val/loss", picture: str | None = None) -> str:
-    """The tables of the runs below `folder`, one for each task; draws as many pictures."""
+def summarise(folder: str, metric: str | None = None, picture: str | None = None) -> str:
+    """The tables of the runs below `folder`, one for all that can be compared; draws as many pictures."""
     if picture:
         new_file(picture, ".png")
     runs = read(Path(folder))
     if not runs:
         raise UserError(f"{folder}: there is no run in it (a folder with a config.yaml)")
     known = {name for run in runs for name in run.metrics}
-    if known and metric not in known:
-        raise UserError(f"--metric {metric}: no run in {folder} has it{nearest(metric, known)}")
-    sign = 1 if lower_is_better(metric) else -1
-    tasks = list(dict.fromkeys(run.task for run in runs if run.task)) or [None]
-    sections = []
-    for task in tasks:
-        own = [run for run in runs if run.task == task or not run.task and task == tasks[-1]]
-        own.sort(key=lambda run: rank(sign * run.metrics.get(metric, math.nan)))
+    if known and (wanted := metric or "val/loss") not in known:
+        raise UserError(f"--metric {wanted}: no run in {folder} has it{nearest(wanted, known)}")
+    sections, groups = [], comparable(runs, metric)
+    for n, (title, by, own) in enumerate(groups):
+        sign = 1 if lower_is_better(by) else -1
+        own.sort(key=lambda run: rank(sign * run.metrics.get(by, math.nan)))  # noqa: B023
         for run, words in zip(own, differing([run.config for run in own]), strict=True):
             run.words = words
-        seeds = grouped(own, metric)
-        sections += [f"task {short(task)}"] * (len(tasks) > 1) + [table(own, metric), *unseeded(seeds, metric)]
+        seeds = grouped(own, by)
+        sections += [title] * bool(title) + [table(own, by), *unseeded(seeds, by)]
         if seeds:
             file = Path(picture or Path(folder, "summary.png"))
-            file = file.with_stem(f"{file.stem}-{short(task)}") if len(tasks) > 1 else file
-            sections.append(drawn(seeds, metric, file, named=picture is not None))
+            name = re.sub(r"[^\w.=-]+", "-", title.removeprefix("task "))
+            name = name if len(name) < 40 else f"{name[:40]}-{n}"
+            file = file.with_stem(f"{file.stem}-{name}") if len(groups) > 1 else file
+            sections.append(drawn(seeds, by, file, named=picture is not None))
     return "\n\n".join(sections)
+
+
+def comparable(runs: Sequence[Run], metric: str | None) -> list[tuple[str, str, list[Run]]]:
+    """(title, what to sort by, runs) of each set of runs whose metrics mean the same.
+
+    They have one task, and one text and tokenizer, or all of them bits per byte where nobody asks for another `metric`.
+    A run of which nothing is known goes with the last.
+    """
+    found, tasks = [], parted([run for run in runs if run.config], lambda run: run.task)
+    for own in tasks or [[]]:
+        texts = parted(own, lambda run: str(text(run)))
+        measured = all(BITS in run.metrics for run in own if run.metrics) and metric in (None, BITS)
+        sets = [own] if len(texts) < 2 or measured else texts
+        words = labels(differing([text(some[0]) for some in sets])) if len(sets) > 1 else [""]
+        for some, word in zip(sets, words, strict=True):
+            title = [f"task {short(own[0].task)}" if len(tasks) > 1 else "", word]
+            by = BITS if len(texts) > 1 and measured else metric or "val/loss"
+            found.append(("  ".join(filter(None, title)), by, some))
+    found[-1][2].extend(run for run in runs if not run.config)
+    return found
+
+
+def parted(runs: Sequence[Run], by: Callable[[Run], object]) -> list[list[Run]]:
+    """The runs that have the same `by` together, in the order of the first of them."""
+    found: dict[object, list[Run]] = {}
+    for run in runs:
+        found.setdefault(by(run), []).append(run)
+    return list(found.values())
+
+
+def text(run: Run) -> dict[str, object]:
+    """The words that say of what text, cut into what tokens, the metrics of a run are."""
+    return {word: value for word, value in run.config.items() if TEXT.fullmatch(word)}
 
 
 def read(folder: Path) -> list[Run]:
@@ -155,11 +192,20 @@ def results(run: Path) -> tuple[str, dict[str, float], float | None]:
     metrics = {name: value for row in rows for name, value in row.items() if name.startswith(("val/", "test/"))}
     if ended.exists():
         metrics = {name: float(value) for name, value in json.loads(ended.read_text(encoding="utf-8")).items()}
+    state = "done" if ended.exists() else left(run)
     try:
-        state = "running" if in_training(run) else "done" if ended.exists() else "failed"
+        state = "running" if in_training(run) else state
     except OSError:  # only who may write the folder can ask for its lock
-        state = "done" if ended.exists() else "failed or running"
+        state = state if ended.exists() else f"{state} or running"
     return state, metrics, sum(seconds) if seconds else None
+
+
+def left(run: Path) -> str:
+    """The state of a run without a result: one that has checkpoints and did not break was stopped, and can go on."""
+    broke = any(job.mistake and not job.mistake.startswith("stopped") and run.name.startswith(f"{job.number}-")
+                for job in jobs(run.parent))  # fmt: skip
+    steps = [int(found[1]) for name in names(run / "checkpoints") if (found := re.match(r"\w+-(\d+)", name))]
+    return f"stopped at step {max(steps):,}" if steps and not broke else "failed"
 
 
 def rank(value: float) -> float:
@@ -259,7 +305,7 @@ def draw(groups: Sequence[tuple[Run, list[float]]], metric: str, file: Path) -> 
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("folder", help="a sweep's folder, or any folder with runs below it")
-    arguments.add_argument("--metric", default="val/loss", help="what to sort by and to draw (val/loss)")
+    arguments.add_argument("--metric", help="what to sort by and to draw (val/loss)")
     arguments.add_argument("--picture", metavar="FILE", help="where to draw, a new .png (FOLDER/summary.png)")
     given = arguments.parse_args()
     answer(summarise, given.folder, given.metric, given.picture)

@@ -4,7 +4,7 @@ Every interval counts optimizer steps, since one batch of the train loader is on
 `conf/callbacks/`; Lightning calls a `Checkpoint` after all others, so what they keep is in the file it writes.
 """
 
-from .closing import EarlyStopping, FirstValidation, LastValidation
+from .closing import EarlyStopping, Ended, FirstValidation, LastValidation
 from .guards import Guard
 from .metrics import Metrics
 from .progress import Progress
@@ -13,6 +13,6 @@ from .tracking import Wandb
 from .trial import LargestMicroBatch
 
 __all__ = [
-    "AtomicIO", "Checkpoints", "EarlyStopping", "FirstValidation", "Guard", "LargestMicroBatch", "LastValidation",
-    "Metrics", "Preemption", "Progress", "Wandb",
+    "AtomicIO", "Checkpoints", "EarlyStopping", "Ended", "FirstValidation", "Guard", "LargestMicroBatch",
+    "LastValidation", "Metrics", "Preemption", "Progress", "Wandb",
 ]  # fmt: skip

@@ -1,10 +1,11 @@
 """What belongs to a run's beginning and end."""
 
 from lightning.pytorch import Callback, LightningModule, Trainer, callbacks
+from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from ..errors import UserError
 from .saving import lower_is_better
-from .steps import last_step
+from .steps import last_step, validate
 
 
 class FirstValidation(Callback):
@@ -14,10 +15,8 @@ class FirstValidation(Callback):
         self.wanted = wanted
 
     def on_train_start(self, trainer: Trainer, *_: object) -> None:
-        if self.wanted and trainer.enable_validation and not trainer.ckpt_path:
-            trainer.validating = True
-            trainer.fit_loop.epoch_loop.val_loop.run()
-            trainer.training = True
+        if self.wanted and not trainer.ckpt_path:
+            validate(trainer)
 
 
 class EarlyStopping(callbacks.EarlyStopping):
@@ -51,3 +50,14 @@ class LastValidation(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         if last_step(trainer):
             trainer.should_stop = True
+
+
+class Ended(_FitLoop):
+    """The loop of a run that has taken all its steps: it begins and ends, where Lightning's own would do neither."""
+
+    skip = False
+
+    @staticmethod
+    def of(trainer: Trainer) -> None:
+        """Make it the trainer's."""
+        trainer.fit_loop.__class__ = Ended

@@ -73,15 +73,16 @@ class Metrics(Callback):
         self.row: dict[str, float] = {}
 
     def state_dict(self) -> dict:
-        return {"tokens": self.tokens, "losses": self.losses.plain()}
+        return {"tokens": self.tokens, "losses": self.losses.plain(), "row": dict(self.row)}  # it waits for validation
 
     def load_state_dict(self, state_dict: dict) -> None:
         self.tokens = state_dict["tokens"]
         self.losses.steps = [tuple(step) for step in state_dict.get("losses", ())]
+        self.row = dict(state_dict.get("row", {}))
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         if trainer.is_global_zero:
-            self.table.cut(trainer.global_step)
+            self.table.cut(trainer.global_step, waiting=bool(self.row), ended=trainer.global_step == trainer.max_steps)
             identity = getattr(task, "identity", {})
             self.trackers = [Wandb(
                 self.folder, id=identity.get("wandb_id"), config=identity.get("config"), tags=self.tags,
@@ -225,9 +226,14 @@ class Table:
         self.columns += [name for name in reader.fieldnames or () if name not in self.columns]
         return rows
 
-    def cut(self, step: int) -> None:
-        """Leaves out the rows beyond `step`."""
-        self._rewrite([row for row in self.read() if row["step"] <= step])
+    def cut(self, step: int, waiting: bool = False, ended: bool = False) -> None:
+        """Leaves out the rows beyond `step`; where its own is `waiting` to be written that one too, and of a run that
+        has `ended` with it the row of a test."""
+        def stays(row: Mapping[str, float]) -> bool:
+            here = waiting or ended and any(name.startswith("test/") for name in row)
+            return row["step"] < step or row["step"] == step and not here
+
+        self._rewrite([row for row in self.read() if stays(row)])
 
     def append(self, row: Mapping[str, float]) -> None:
         new = [name for name in row if name not in self.columns]

@@ -94,6 +94,6 @@ class Progress(TQDMProgressBar):
         parts = [f"step {step}" + (f"/{self.total}" if self.total else "")]
         parts += [f"{name} {value}" for name, value in self.shown.items()]
         if self.total:
-            seconds = round(elapsed / (step - self.first) * (self.total - step))
+            seconds = round(elapsed / max(1, step - self.first) * (self.total - step))
             parts.append(Tqdm.format_interval(seconds) + " left")
         return "  ".join(parts)

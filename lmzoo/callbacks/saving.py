@@ -4,7 +4,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import torch
@@ -16,9 +16,10 @@ from torch.distributed.checkpoint import CheckpointException
 
 from ..checkpoint import link, names, read, remove, write, write_shares
 from ..errors import UserError
-from .steps import last_step, validation_due
+from .steps import last_step, validate, validation_due
 
 EARLIER = ("there is none yet", "the earlier ones stay")
+ALWAYS = "val/loss"  # the metric that every task has
 LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error")
 
 
@@ -60,7 +61,8 @@ def reason(error: BaseException) -> str:
 class Checkpoints(Checkpoint):
     """`step-000100.ckpt` every so often and at the end, `last.ckpt` for the newest, `best-000100-2.34567.ckpt`.
 
-    A step where validation is due is saved after it, so that the resumed run has the metric too. A best file holds
+    A step where validation is due is saved after it, so that the resumed run has the metric too; one that had to be
+    saved before it, since the run was to stop, is validated when the run goes on. A best file holds
     the weights that gave the `monitor` in its name. `last` and `best` are further names of one file. Where the disk
     refuses a file, the earlier ones stay, a warning says so and the run goes on, unless it was the run's last.
 
@@ -80,7 +82,7 @@ class Checkpoints(Checkpoint):
         every_minutes: float | None = None,
         keep_last: int = 1,
         keep_best: int = 1,
-        monitor: str = "val/loss",
+        monitor: str = ALWAYS,
     ):
         self.folder = Path(folder)
         self.every_n_steps = every_n_steps
@@ -89,38 +91,44 @@ class Checkpoints(Checkpoint):
         self.keep_best = keep_best
         self.monitor = monitor
         self.sign = 1 if lower_is_better(monitor) else -1
-        self.overdue = self.failing = False
+        self.overdue = self.failing = self.unvalidated = False
 
     def state_dict(self) -> dict:
-        return {"monitor": self.monitor}
+        return {"monitor": self.monitor, "unvalidated": self.unvalidated}
 
     def load_state_dict(self, state_dict: dict) -> None:
         if self.keep_best and state_dict.get("monitor", self.monitor) != self.monitor:
             raise UserError(f"checkpoint.monitor={self.monitor}: this run's best are by {state_dict['monitor']}")
+        self.unvalidated = state_dict.get("unvalidated", False)
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        if known := task.measured() if hasattr(task, "measured") else []:  # none: there is no validation
-            self._check(known)
+        if hasattr(task, "measured"):
+            self._check(task.measured())
 
-    def _check(self, known: Iterable[str]) -> None:
-        if self.keep_best and self.monitor not in known:
-            listed = ", ".join(sorted(known)) or "no metrics"
-            raise UserError(f"checkpoint.monitor={self.monitor}: validation has {listed}")
+    def _check(self, known: Collection[str]) -> None:
+        """Refuse a monitor that is none of the metrics; where there is no validation, one that somebody has chosen."""
+        if self.monitor not in known and (known or self.monitor != ALWAYS):
+            listed = f"validation has {', '.join(sorted(known))}" if known else "there is no validation"
+            raise UserError(f"checkpoint.monitor={self.monitor}: {listed}")
 
-    def on_train_start(self, *_: object) -> None:
+    def on_train_start(self, trainer: Trainer, *_: object) -> None:
         self.saved = time.monotonic()
+        if self.unvalidated:
+            validate(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         if self.every_minutes:
             late = time.monotonic() - self.saved >= 60 * self.every_minutes
             self.overdue = trainer.strategy.reduce_boolean_decision(late, all=False)
         stopping = trainer.should_stop  # someone may be about to kill the run: save now, and again after validation
-        if self._due(trainer) and (stopping or not validation_due(trainer)):
+        self.unvalidated = validation_due(trainer)
+        if self._due(trainer) and (stopping or not self.unvalidated):
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, *_: object) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
+        self.unvalidated = False
         self._check([name for name in trainer.callback_metrics if name.startswith("val/")])
         score = trainer.callback_metrics.get(self.monitor)
         best = score is not None and self._is_best(trainer, float(score))
@@ -189,7 +197,8 @@ def _score(name: str) -> float:
 
 class Preemption(Callback):
     """On SIGTERM, SIGUSR1 or Ctrl-C the step is finished and saved, then training stops; `preempted` tells the command
-    to exit with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough.
+    to exit with `exit_code`, so that a scheduler runs it again. A signal to any one rank is enough. What comes after
+    the last step, once that is saved, is left at once: a run that goes on does it again.
 
     All but Ctrl-C tell the command to `requeue` its job, if it is one of SLURM that was not cancelled.
     """
@@ -201,32 +210,63 @@ class Preemption(Callback):
         self._asked = 0
         self._earlier: dict[int, object] = {}
 
-    def on_train_start(self, trainer: Trainer, *_: object) -> None:
+    def on_train_start(self, *_: object) -> None:
+        self._listen(self._ask)
+
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        self._agree(trainer)
+        if self.preempted:
+            if not (validation_due(trainer) or last_step(trainer)):
+                trainer.limit_val_batches = 0  # stopping would bring on a validation that the whole run does not have
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, *_: object) -> None:
+        self._agree(trainer)  # in the last validation somebody may have asked
+        self._restore()
+
+    def on_test_start(self, trainer: Trainer, *_: object) -> None:
+        self._listen(lambda number, _: self._leave(trainer, number))
+
+    def on_validation_start(self, trainer: Trainer, *_: object) -> None:
+        if trainer.state.fn == "validate":
+            self.on_test_start(trainer)
+
+    def on_test_end(self, *_: object) -> None:
+        self._restore()
+
+    def on_validation_end(self, trainer: Trainer, *_: object) -> None:
+        if trainer.state.fn == "validate":
+            self._restore()
+
+    def on_exception(self, *_: object) -> None:
+        self._restore()
+
+    def _agree(self, trainer: Trainer) -> None:
+        """Have all ranks know what one of them was asked for."""
+        asked = torch.tensor(float(self._asked), device=trainer.strategy.root_device)
+        asked = trainer.strategy.reduce(asked, reduce_op="max")
+        self.preempted, self.requeue = bool(asked > 0), bool(asked > 1)
+
+    def _listen(self, handler: Callable[[int, object], None]) -> None:
         if threading.current_thread() is not threading.main_thread():
             return  # Python takes signal handlers from the main thread only
         for name in ("SIGTERM", "SIGUSR1", "SIGINT"):
             if number := getattr(signal, name, None):
-                self._earlier[number] = signal.signal(number, self._ask)
-
-    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
-        asked = torch.tensor(float(self._asked), device=trainer.strategy.root_device)
-        if not (asked := trainer.strategy.reduce(asked, reduce_op="max")) > 0:
-            return
-        if not validation_due(trainer):
-            trainer.limit_val_batches = 0  # stopping would bring on a validation that the whole run does not have
-        self.preempted, self.requeue = True, bool(asked > 1)
-        trainer.should_stop = True
-
-    def on_train_end(self, *_: object) -> None:
-        self._restore()
-
-    def on_exception(self, *_: object) -> None:
-        self._restore()
+                self._earlier[number] = signal.signal(number, handler)
 
     def _ask(self, number: int, *_: object) -> None:
         self._asked = max(self._asked, 1 if number == signal.SIGINT else 2)
         if number == signal.SIGINT:  # a second Ctrl-C does not wait
             signal.signal(number, self._earlier.pop(number))
+
+    def _leave(self, trainer: Trainer, number: int) -> None:
+        for each in self._earlier:
+            signal.signal(each, signal.SIG_IGN)  # the process ends
+        self._earlier.clear()
+        self.preempted, self.requeue = True, number != signal.SIGINT
+        if trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(number)  # the other ranks, which would wait for this one
+        raise SystemExit(self.exit_code)
 
     def _restore(self) -> None:
         for number, handler in self._earlier.items():

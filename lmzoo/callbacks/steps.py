@@ -33,6 +33,14 @@ def validation_due(trainer: Trainer) -> bool:
     return trainer.fit_loop.epoch_loop._should_check_val_fx(trainer.fit_loop._data_fetcher)
 
 
+def validate(trainer: Trainer) -> None:
+    """Validate ahead of the next step, to be called in `on_train_start`."""
+    if trainer.enable_validation:
+        trainer.validating = True
+        trainer.fit_loop.epoch_loop.val_loop.run()
+        trainer.training = True
+
+
 def last_step(trainer: Trainer) -> bool:
     """Whether training ends with this step, as far as steps, epochs and `should_stop` tell."""
     last_of_epochs = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs

@@ -9,21 +9,23 @@ from torch import nn
 
 from ..errors import UserError
 
-TRUSTED = ("lmzoo.blocks", "lmzoo.models", "torch.nn")
+TRUSTED = ("lmzoo.blocks", "lmzoo.models", "torch.nn")  # of what these define: each nn.Module, and
+INIT = "lmzoo.blocks.init"  # what fills one
 
 
 def build(config: Mapping, trust: Sequence[str] = ()) -> nn.Module:
     """The net that a model config describes; `net.config` is that config, resolved, as a plain dict.
 
     A DictConfig is resolved where it stands. Raises UserError for an interpolation in a plain dict, for sizes that do
-    not fit, and for a `_target_` anywhere in the tree whose resolved object was defined outside lmzoo.blocks,
-    lmzoo.models, torch.nn and the modules named in `trust`, whatever the path that leads to it.
+    not fit, and for a `_target_` anywhere in the tree whose resolved object is neither an nn.Module of lmzoo.blocks,
+    lmzoo.models or torch.nn, nor an initialisation of lmzoo, nor from a module in `trust`, whatever its path.
     """
     plain = checked(config, trust)
     try:
         net = instantiate(plain, _convert_="all")
     except InstantiationException as error:
-        if isinstance(error.__cause__, UserError | ValueError | TypeError):  # the part's own words, not hydra's too
+        known = UserError | ValueError | TypeError | ArithmeticError
+        if isinstance(error.__cause__, known):  # the part's own words, not hydra's too
             raise UserError(str(error.__cause__)) from error
         raise
     net.config = plain
@@ -57,12 +59,18 @@ def _leaves(node: object, key: str) -> Iterable[tuple[str, object]]:
 
 def _check_target(key: str, target: object, trust: tuple[str, ...]) -> None:
     refusal = f"{key}={target!r} is no part of lmzoo or torch.nn: name its module in trust=[...] if you trust its code"
-    packages = {module.partition(".")[0] for module in (*TRUSTED, *trust)}
-    if not isinstance(target, str) or target.partition(".")[0] not in packages:
+    packages = [module.partition(".")[0] for module in trust]
+    if not isinstance(target, str) or not _belongs(target, (*TRUSTED, *packages)):
         raise UserError(refusal)  # before resolving, which would import whatever the name says
     try:
-        module = getattr(get_object(target), "__module__", None)
+        found = get_object(target)
     except Exception as error:
         raise UserError(f"{key}={target!r} does not exist: {str(error).splitlines()[0]}") from error
-    if not any(module == name or str(module).startswith(name + ".") for name in (*TRUSTED, *trust)):
+    module = str(getattr(found, "__module__", None))
+    a_part = isinstance(found, type) and issubclass(found, nn.Module) or _belongs(module, [INIT])
+    if not (_belongs(module, TRUSTED) and a_part or _belongs(module, trust)):
         raise UserError(refusal)
+
+
+def _belongs(name: str, modules: Iterable[str]) -> bool:
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
