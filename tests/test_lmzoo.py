@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 import lmzoo
 from lmzoo.literal import plain
 
-WORDS = ("model=gpt", "task=clm", "model.vocab_size=50")
+WORDS = ("model=gpt", "task=clm", "tokenizer.vocab_size=50")
 WRONG_SIZES = (0, -1, "x", None, 1.5, [], {}, True, 10**15)
 SIZES = ("vocab_size", "d_model", "n_layers", "n_heads", "d_ff", "max_len")
 PARTS = ("embed", "position", "attention", "ffn", "norm", "block", "head", "init")

@@ -3,12 +3,12 @@
 python -m lmzoo.tools.summarise_sweep FOLDER [--metric val/loss] [--picture FILE]
 
 A line of the table is a run: its metrics at the end (so far, if it has not ended), seconds of
-training, whether it is done, running, stopped at a step or failed, and what differs in its configuration. The best is
-on top: the least of a loss, perplexity, error or bits, the most of the rest. Runs that differ in
-their seed alone are also shown as mean and standard deviation. Tasks have tables of their own,
-since their losses mean different things, and so have runs of other texts or tokenizers, unless all
-of them have bits per byte, by which they are then sorted. The picture (FOLDER/summary.png) is a line over one number
-that differs, a map over two, else bars.
+training, whether it is done, running, stopped at a step or failed, and what differs in its
+configuration. The best is on top: the least of a loss, perplexity, error or bits, the most of the
+rest. Runs that differ in their seed alone are also shown as mean and standard deviation. Tasks have
+tables of their own, since their losses mean different things, and so have runs of other texts or
+tokenizers, unless all of them have bits per byte, by which they are then sorted. The picture
+(FOLDER/summary.png) is a line over one number that differs, a map over two, else bars.
 """
 
 import json
