@@ -1,14 +1,20 @@
 """What training takes of a device's memory at its highest, by engine: worked out without making room for anything.
 
 A weight takes 4 bytes, in bf16-true 2, and its gradient as many; what the optimizer keeps is asked of it, on tensors
-without content. So is what the blocks keep for the backward pass. A head works on a chunk of targets at once and holds
-HEAD times their logits in float32: the logits, their softmax's gradient and what is on the way. DDP sends gradients in
-buckets, which hold them once more. FSDP over n devices keeps an n-th of the three; beside it, in the precision of the
-products, the root's weights and two blocks' (one runs, the next arrives), and their gradients. Where micro-batches are
-accumulated it keeps the whole gradient until the last of them, since it sends gradients once a step.
+without content. On such tensors the net runs forward, its head computes the loss and its gradients chunk by chunk, and
+the last block runs backward; of what these make, all that is alive at a time is counted, also the copies of weights
+that autocast makes. That is the highest, since from there on each block frees more than it makes. Where each step is
+one micro-batch, gradients come as activations go: the first then take the room of the second. Where micro-batches are
+accumulated, gradients are there from the second one on.
+
+DDP sends gradients in buckets, which hold them once more. FSDP over n devices keeps an n-th of weights, gradients and
+moments; beside it, in the precision of the products, the root's weights and two blocks' (one runs, the next arrives),
+and their gradients; accumulated gradients are whole until the last micro-batch, since it sends them once a step.
 """
 
-from collections.abc import Callable, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -17,17 +23,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from . import adapters, checkpoint, engines, optim
-from .blocks.loss import ROWS
+from .blocks.head import Pooler
+from .blocks.loss import ROWS, cross_entropy
 
-HEAD = 4
 WAYS = [(engine, recompute) for engine in ("one device", "ddp", "fsdp") for recompute in (False, True)]  # quick first
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on each device."""
+    """Bytes on each device. `activations`: what there is at the highest beside all of the other three."""
 
     weights: float
     gradients: float
@@ -41,19 +48,53 @@ class Memory:
 
 @dataclass(frozen=True)
 class Passes:
-    """What a forward pass keeps for the backward pass: outside of blocks, in all of them and in one; and the head."""
+    """Bytes of what a forward pass keeps for the backward pass, and of what is there beside that for a moment."""
 
-    outside: int
-    blocks: int
-    n_blocks: int
+    outside: int  # kept outside of blocks
+    blocks: int  # in all of them
+    block: int  # in the one that keeps most
     inputs: int  # of all blocks
-    head: int
+    casts: int  # of what the blocks keep: their weights in the precision of the products
+    head: int  # beside what is kept, in the forward pass: logits and their gradients
+    backward: int  # beside what is kept, in the last block's backward pass: gradients of what it computed
 
-    def bytes(self, recompute: bool) -> float:
-        """With `recompute` the blocks' inputs, and one block whole once the head is done with its logits."""
+    def bytes(self, recompute: bool, casts: bool = True) -> float:
+        """At the highest. With `recompute` the blocks' inputs are kept, and a block whole when its gradient is due.
+
+        Weights that are gathered in the precision of the products need no `casts`.
+        """
         if not recompute:
-            return self.outside + self.blocks + self.head
-        return self.outside + self.inputs + max(self.head, self.blocks / self.n_blocks)
+            return self.outside + self.blocks - (not casts) * self.casts + max(self.head, self.backward)
+        return self.outside + self.inputs + max(self.head, self.block + self.backward)
+
+
+class Held(TorchDispatchMode):
+    """Counts the bytes of tensors that are made while it is on and still there: `now`, and at the highest `most`."""
+
+    def __init__(self, known: Iterable[Tensor]):
+        super().__init__()
+        self.now = self.most = self.casts = 0
+        self.places = {tensor.untyped_storage()._cdata for tensor in known}  # not counted, nor what looks into them
+        self.known = frozenset(self.places)
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op is torch.ops.aten.index.Tensor and args[1][0] is not None and args[1][0].dtype == torch.bool:
+            made = args[0].clone()  # a mask has no content here: it keeps all rows
+        else:
+            made = op(*args, **(kwargs or {}))
+        if op is torch.ops.aten._to_copy.default and args[0].untyped_storage()._cdata in self.known:
+            self.casts += made.untyped_storage().nbytes()
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self.places:
+                self.places.add(storage._cdata)
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.free, storage._cdata, storage.nbytes())
+        return made
+
+    def free(self, place: int, n_bytes: int) -> None:
+        self.places.remove(place)
+        self.now -= n_bytes
 
 
 def passes(
@@ -67,7 +108,8 @@ def passes(
     scores for dropout; else as the CPU does. Not `mixed`: the weights too are of `dtype`. `ready`: what is done to the
     net first, which may freeze weights: what only their gradients would need is not kept.
     """
-    with FakeTensorMode():
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Mismatch dtype")  # of RMSNorm, whose weight is float32 by intent
         net = checkpoint.build(config, trust).train()
         if ready:
             ready(net)
@@ -80,42 +122,53 @@ def passes(
         if net.family == "encoder-decoder":
             sides["decoder_input_ids"] = decoder_length or length
         ids = {side: torch.zeros(rows, n, dtype=torch.long) for side, n in sides.items()}
-        outside, inside, width = saved(net, ids, dtype if mixed else torch.float32)
+        chosen = targets or rows * [*sides.values()][-1]
+        chunk = ROWS["cuda" if fused else "cpu"]
+        kept = run(net, ids, chosen, chunk, dtype if mixed else torch.float32)
     stacks = [net.encoder, net.decoder] if len(sides) == 2 else [net]
     sizes = zip(stacks, sides.values(), strict=True)
     inputs = sum(rows * n * stack.d_model * stack.n_layers for stack, n in sizes) * (4 if mixed else dtype.itemsize)
-    n_blocks = sum(stack.n_layers for stack in stacks)
-    chunk = min(targets or rows * [*sides.values()][-1], ROWS["cuda" if fused else "cpu"])
-    return Passes(outside, inside, n_blocks, inputs, HEAD * 4 * chunk * width)
+    return Passes(inputs=inputs, **kept)
 
 
-def saved(net: nn.Module, inputs: dict[str, Tensor], dtype: torch.dtype) -> tuple[int, int, int]:
-    """Bytes that a forward pass up to the head keeps outside of blocks, and inside only, the weights themselves left
-    out; and the width of the logits."""
-    weights = {weight.untyped_storage()._cdata for weight in net.parameters()}
-    kept: dict[int, Tensor] = {}  # which hold their storages, so that no two have the same place
-    outside, running = set(), set()
+def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dtype: torch.dtype) -> dict[str, int]:
+    """Run a net on fakes, forward, through its head on so many `targets`, and backward through its last block.
 
-    def note(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage()._cdata
-        kept[place] = tensor
-        if not running:
-            outside.add(place)
-        return tensor
+    Returns the fields of Passes but `inputs`.
+    """
+    for weight in net.parameters():
+        weight.grad = torch.empty_like(weight) if weight.requires_grad else None  # the engine counts them
+    there = [*net.parameters(), *net.buffers()]
+    held = Held([*there, *(weight.grad for weight in there if weight.grad is not None)])
+    kept, last, before, casts = [], (), 0, 0
 
-    def width(head: nn.Module, hidden: Tensor) -> int:
-        with torch.no_grad():
-            return head(hidden[:, :1]).shape[-1]
+    def enter(block: nn.Module, given: tuple) -> None:
+        nonlocal last
+        last = given[0], *block.parameters()
+        kept.append(-held.now)
+
+    def leave(*_) -> None:
+        kept[-1] += held.now
+
+    def readout(head: nn.Module, hidden: Tensor) -> Tensor:
+        nonlocal before, casts
+        before, casts = held.now, held.casts
+        if isinstance(head, Pooler):
+            return head(hidden).sum()
+        rows = hidden.flatten(0, 1)[:targets]
+        return cross_entropy(head, rows, torch.zeros(len(rows), dtype=torch.long), chunk=chunk)["loss"]
 
     for block in engines.blocks(net):
-        block.register_forward_pre_hook(lambda block, _: running.add(block))
-        block.register_forward_hook(lambda block, *_: running.remove(block))
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        block.register_forward_pre_hook(enter)
+        block.register_forward_hook(leave)
+    with held:
         with torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext():
-            n_logits = net(**inputs, readout=width)
-    sizes = {place: tensor.untyped_storage().nbytes() for place, tensor in kept.items() if place not in weights}
-    alone = sum(n for place, n in sizes.items() if place in outside)
-    return alone, sum(sizes.values()) - alone, n_logits
+            loss = net(**inputs, readout=readout)
+        head, held.most = held.most - before, held.now
+        if wanted := [tensor for tensor in last if tensor.requires_grad]:
+            loss.backward(inputs=wanted)
+    return {"outside": before - sum(kept), "blocks": sum(kept), "block": max(kept), "casts": casts,
+            "head": head, "backward": held.most - before}  # fmt: skip
 
 
 class Ones(TorchDispatchMode):
@@ -146,14 +199,18 @@ def memory(
     """Of training `net` (on the meta device) by an engine, whose devices run `kept` at a time each."""
     weights = sum(weight.nbytes for weight in net.parameters())
     gradients = sum(weight.nbytes for weight in net.parameters() if weight.requires_grad)
-    activations = kept.bytes(recompute)
-    if engine != "fsdp":
-        return Memory(weights, gradients * (2 if engine == "ddp" else 1), optimizer, activations)
-    numbers = sum(weight.numel() for weight in net.parameters())
-    sizes = sorted(sum(weight.numel() for weight in block.parameters()) for block in engines.blocks(net))
-    gathered = (numbers - sum(sizes) + sum(sizes[-2:])) * dtype.itemsize
-    sent = gradients if accumulates else min(gathered, gradients)
-    return Memory(weights / devices + gathered, gradients / devices + sent, optimizer / devices, activations)
+    held = gradients * (2 if engine == "ddp" else 1)
+    if engine == "fsdp":
+        numbers = sum(weight.numel() for weight in net.parameters())
+        sizes = sorted(sum(weight.numel() for weight in block.parameters()) for block in engines.blocks(net))
+        gathered = (numbers - sum(sizes) + sum(sizes[-2:])) * dtype.itemsize
+        weights, optimizer = weights / devices + gathered, optimizer / devices
+        gradients = held = gradients if accumulates else gradients / devices + min(gathered, gradients)
+    activations = kept.bytes(recompute, casts=engine != "fsdp")
+    if not accumulates:
+        last = max(kept.block, *(weight.nbytes for weight in net.parameters()))  # where all other gradients are there
+        activations = max(activations - gradients, kept.outside + last)
+    return Memory(weights, held, optimizer, activations)
 
 
 def of_run(

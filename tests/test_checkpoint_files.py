@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -225,6 +226,56 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
         process.wait()
         state = checkpoint.read(checkpoint.find(tmp_path))
         assert state["i"] >= seen and len(state["x"]) == 300_000
+
+
+def test_a_kill_at_each_line_leaves_a_whole_checkpoint(tmp_path):
+    """At each line of ours and shutil's while one is saved, the last removed: the disk is as a kill leaves it."""
+    checkpoint.write({"i": 1}, tmp_path / "step-1.ckpt")
+    checkpoint.link(tmp_path / "step-1.ckpt", "last.ckpt")
+    ours, found, before = {checkpoint.write.__code__.co_filename, shutil.__file__}, [], sys.gettrace()
+
+    def look(_, event, __):
+        if event == "line":
+            found.append(checkpoint.read(checkpoint.find(tmp_path))["i"])
+        return look
+
+    sys.settrace(lambda frame, *_: look if frame.f_code.co_filename in ours else None)
+    try:
+        checkpoint.write({"i": 2}, tmp_path / "step-2.ckpt")
+        checkpoint.link(tmp_path / "step-2.ckpt", "last.ckpt")
+        checkpoint.remove(tmp_path / "step-1.ckpt")
+    finally:
+        sys.settrace(before)
+    assert found == sorted(found) and {*found} == {1, 2} and len(found) > 50
+
+
+@pytest.mark.parametrize("write", [checkpoint.write, checkpoint.write_shares])
+def test_what_gets_its_name_is_on_the_disk_before_and_its_name_is_after(tmp_path, monkeypatch, write):
+    """Each file is synced whole, then moved, then its folder is synced; the manifest follows when all that is done."""
+    calls, sizes, first, sync, replace = [], {}, {}, os.fsync, os.replace  # by inode: how long a file was when synced
+
+    def synced(number):
+        there = os.fstat(number)
+        place = next(p for p in (tmp_path, *tmp_path.rglob("*")) if p.stat().st_ino == there.st_ino)
+        sizes[there.st_ino] = there.st_size
+        calls.append(("sync", str(place.relative_to(tmp_path))))
+        sync(number)
+
+    def moved(source, target):
+        calls.append(("move", Path(target).name))
+        first.update(first or sizes)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", moved)
+    write({"state_dict": {"net.a": torch.zeros(2000)}, "optimizer_states": [], "x": 1}, tmp_path / "a.ckpt")
+    parts = [p for p in (tmp_path / "a.ckpt", *(tmp_path / "a.ckpt").rglob("*")) if p.is_file()]
+    assert first == {p.stat().st_ino: p.stat().st_size for p in parts}
+    assert sizes[(tmp_path / "MANIFEST.json").stat().st_ino] == (tmp_path / "MANIFEST.json").stat().st_size
+    assert calls[calls.index(("move", "a.ckpt")) :] == [
+        ("move", "a.ckpt"), ("sync", "."), ("sync", "MANIFEST.json.tmp"), ("move", "MANIFEST.json"), ("sync", "."),
+    ]  # fmt: skip
+
 
 
 class Calls:

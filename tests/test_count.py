@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from lmzoo.tools.count import count, in_bytes
@@ -34,7 +35,7 @@ def test_memory_says_which_engine_fits():
     assert ["recomputed" in row for row in table] == 3 * [False, True]
     assert max(map(len, text.splitlines())) <= 100
     assert text.endswith("in nine tenths of 80 GB: one device")
-    assert count(*words, device_memory="2GB").endswith("in nine tenths of 2GB: fsdp, recomputed blocks")
+    assert count(*words, device_memory="1.2GB").endswith("in nine tenths of 1.2GB: fsdp, recomputed blocks")
     assert "none; more devices" in count(*words, device_memory="1 MB")
     with pytest.raises(UserError, match="--device-memory 80: say it as 80GB"):
         count(*words, device_memory="80")
@@ -65,6 +66,14 @@ def test_the_arithmetic_is_that_of_the_precision():
     assert rows["bf16-true"][0] == pytest.approx(rows["32-true"][0] / 2, rel=0.01)
     assert rows["bf16-mixed"] == rows["16-mixed"] and rows["bf16-mixed"][0] == rows["32-true"][0]
     assert rows["bf16-mixed"][3] < rows["32-true"][3]
+
+
+def test_the_readme_s_first_row_is_what_is_counted():
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    cells = next(line for line in readme.splitlines() if line.startswith("| `model=gpt size=base`, rows")).split(" | ")
+    text = count("model=gpt", "size=base", "data.batch_size=8", "trainer.precision=bf16-mixed", devices=8)
+    totals = [in_bytes(row[-8:]) / 1e9 for row in text.splitlines() if row.startswith(("ddp", "fsdp"))]
+    assert [float(cell.split()[0]) for cell in cells[2:6]] == pytest.approx(totals, abs=0.051)  # in GB
 
 
 def test_the_command_says_how_it_is_used():

@@ -3,6 +3,7 @@
 Epochs are of a few steps, each with a checkpoint, so that runs are resumed in the first, at its end and in the second.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,7 +25,12 @@ def lean():
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    return tiny_run.texts(tmp_path_factory.mktemp("texts"))
+    folder = tmp_path_factory.mktemp("texts")
+    found = tiny_run.texts(folder)
+    words = [line.split() for line in (folder / "a.txt").read_text().split("\n\n")]
+    lines = [json.dumps({"words": row, "tags": [f"t{len(word) % 2}" for word in row]}) for row in words if row]
+    (folder / "d.jsonl").write_text("\n".join(lines))
+    return found | {"data=jsonl": [f"data.path={folder / 'd.jsonl'}"]}
 
 
 def resume(whole, folder, step, *more):
@@ -43,6 +49,11 @@ CASES |= {
     "mixture, 2 workers": (*TASKS["mlm"][:2], "data=mixture", "data.num_workers=2"),
     "muon, isolated": (*TASKS["mlm"], "optim=muon", "data.packing=isolate"),
     "adafactor": (*TASKS["clm"], "optim=adafactor"),
+    "regression": ("model=bert", "task=regression", "data=csv", "data.micro_batch_size=2"),
+    "token_classification": ("model=bert", "task=token_classification", "data=jsonl", "data.words_column=words",
+                             "data.tags_column=tags", "data.micro_batch_size=2"),
+    "seq2seq, a decoder": ("model=gpt", "task=seq2seq", "data=csv", "data.target_column=label"),
+    "seq2seq, both": ("model=t5", "task=seq2seq", "data=csv", "data.target_column=label", "data.micro_batch_size=2"),
 }
 
 

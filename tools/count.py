@@ -73,13 +73,14 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
     moments = memory.moments(net, config["optim"])
     lines = [f"memory of a device in {word}, of {devices} under ddp and fsdp; rows of {length:,}, {batch:,} a step",
              f"{'':<30}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
-    fitting = []
+    fitting, kept = [], {}
     for engine, recompute in memory.WAYS:
         n = 1 if engine == "one device" else devices
         own = rows if isinstance(rows, int) else max(1, batch // n)
-        kept = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]), mixed=mixed,
-                             ready=partial(adapters.ready, config=config))
-        found = memory.memory(net, kept, moments, engine, n, recompute, batch > own * n, dtype)
+        if own not in kept:
+            kept[own] = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]), mixed=mixed,
+                                      ready=partial(adapters.ready, config=config))
+        found = memory.memory(net, kept[own], moments, engine, n, recompute, batch > own * n, dtype)
         name = f"{engine}{', recomputed blocks' if recompute else ''}"
         lines.append(f"{name:<30}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
         if found.total <= 0.9 * room:  # a tenth for the allocator and the kernels

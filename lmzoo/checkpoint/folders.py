@@ -63,6 +63,8 @@ def save(state: dict, folder: Path) -> None:
     """Write `state` to a `folder` that is not there yet; called on all ranks; it fails on all, or on the first."""
     dcp.save(tensors(state), checkpoint_id=folder, no_dist=not dist.is_initialized())
     if not dist.is_initialized() or dist.get_rank() == 0:
+        with open(folder / LIST, "rb+") as file:  # which torch syncs before all of it has left Python's buffer
+            os.fsync(file.fileno())
         with open(folder / REST, "wb") as file:
             torch.save(rest(state), file)
             file.flush()
