@@ -214,7 +214,7 @@ def test_a_wrong_checkpoint_is_named_with_what_is_wrong(gpt_run, tmp_path, monke
     WRONG[entry](state)
     torch.save(state, file)
     monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
-    new = ("task=clm", "data=text", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
+    new = ("task=clm", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
     opened = {
         "load": lambda: lmzoo.load(file),
         "ckpt": lambda: lmzoo.fit(lmzoo.compose(f"ckpt={file}", "trainer.max_steps=9")),
@@ -246,7 +246,7 @@ def test_nothing_is_trained_from_weights_that_are_not_finite(gpt_run, tmp_path, 
     state["state_dict"]["net.blocks.1.ffn.up.weight"][3, 4] = value
     torch.save(state, file)
     monkeypatch.setattr("lmzoo.data.prepare", lambda *_, **__: pytest.fail("data was prepared"))
-    new = ("task=clm", "data=text", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
+    new = ("task=clm", f"init_from={file}", f"run_dir={tmp_path / 'run'}")
     for words in ([f"ckpt={file}", "trainer.max_steps=9"], new):
         with pytest.raises(UserError, match=r"bad.ckpt: blocks.1.ffn.up.weight holds numbers that are not finite"):
             lmzoo.fit(lmzoo.compose(*words))

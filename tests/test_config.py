@@ -1,6 +1,5 @@
 """A mistake on the command line is one line that names the word and the right one, in no time and without torch."""
 
-import resource
 import subprocess
 import sys
 
@@ -207,7 +206,8 @@ def test_a_sweep_runs_all_jobs_and_exits_with_1(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [("--help",), ("model=gpt", "task=mlm"), (*GPT, "model.n_heads=x")])
-def test_refusals_are_quick_and_import_no_torch(words):
+def test_refusals_import_nothing_that_is_slow_to_import(words):
+    """How long they take, the benchmark of the startup reports."""
     code = f"""
 import sys
 sys.argv = ["lmzoo.train", *{words!r}]
@@ -217,11 +217,8 @@ try:
 finally:
     assert not {{"torch", "lightning", "wandb", "numpy"}} & set(sys.modules), "slow"
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "slow" not in done.stderr and done.returncode == (0 if words == ("--help",) else 2)
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.5  # seconds of the processor
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "generate"])
