@@ -8,7 +8,8 @@ from functools import reduce
 from .checks import sources
 from .errors import UserError
 
-OWN_SPLITS = ("lmzoo.data.tables.Hub", "lmzoo.data.tables.Saved")  # which may hold texts for validation themselves
+MAYBE = ("lmzoo.data.tables.Hub", "lmzoo.data.tables.Saved")  # which may hold texts for validation themselves
+SPLIT = ("lmzoo.data.pydoc.read_docstrings", "lmzoo.data.exercises.read_exercise")  # which do
 
 
 def check_effects(config: Mapping, typed: Sequence[str]) -> None:
@@ -32,8 +33,11 @@ def sharded(config: Mapping, word: str) -> str:
 
 def val_fraction(config: Mapping, word: str) -> str:
     """Of all sources, or of the one whose word it is."""
-    if not all(source.get("val_path") for place, source in sources(config["data"]) if f"{place}.".startswith(
-            word.removesuffix("val_fraction"))):
+    own = [source for place, source in sources(config["data"]) if f"{place}.".startswith(
+        word.removesuffix("val_fraction"))]  # fmt: skip
+    if all(source["reader"]["_target_"] in SPLIT for source in own):
+        return "this source says itself which of its texts are for validation; leave it out"
+    if not all(source.get("val_path") for source in own):
         return ""
     return "nothing is held out where val_path names the text for validation; leave one of them out"
 
@@ -74,8 +78,8 @@ def n_kv_heads(config: Mapping, word: str) -> str:
 
 def validation(config: Mapping, word: str) -> str:
     if not of(config, word) or any(
-            source.get("val_path") or source["val_fraction"] or source["reader"]["_target_"] in OWN_SPLITS
-            for _, source in sources(config["data"])):
+            source.get("val_path") or source["val_fraction"] or source.get("split_column")
+            or source["reader"]["_target_"] in MAYBE + SPLIT for _, source in sources(config["data"])):
         return ""
     return "there is no validation (data.val_fraction=0 and no data.val_path); give one of these, or leave it out"
 

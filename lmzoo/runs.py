@@ -39,7 +39,8 @@ SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_d
 ROWS = ("packing", "row_length", *SAME_SOURCE[1:])
 SPLITS = ("val", "test")  # of a run's own data, what may be measured
 SPLITTING = ("data.val_path", "data.test_path", "data.val_fraction")
-WRITTEN = ("config.yaml", "tokenizer.json", "result.json", "environment.jsonl", "loss.png")  # each starts anew
+WRITTEN = ("config.yaml", "tokenizer.json", "result.json", "environment.jsonl", "loss.png", "predictions.jsonl",
+           "confusion.png", "checkpoints")  # each starts anew
 LENGTHS = ("max_steps", "max_tokens", "max_epochs")
 
 

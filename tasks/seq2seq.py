@@ -18,6 +18,7 @@ from torchmetrics.text import SacreBLEUScore
 
 from ..blocks.loss import IGNORED
 from ..decoding import generate
+from ..errors import UserError
 from .base import kept, stack, wrap
 from .downstream import Documents, tokens
 
@@ -87,7 +88,10 @@ class Seq2Seq(Documents):
         self.collator = TextToText(tokenizer.pad or 0, start, tokenizer.bos is not None)
         self.n_answers, self.max_answer = n_answers, max_answer
         self.search = {"n_beams": n_beams, "length_penalty": length_penalty}
-        self.bleu = SacreBLEUScore(tokenize=bleu_tokenizer)
+        try:
+            self.bleu = SacreBLEUScore(tokenize=bleu_tokenizer)
+        except (ValueError, ImportError) as error:
+            raise UserError(f"task.bleu_tokenizer={bleu_tokenizer}: {error}") from None
 
     def setup(self, stage: str) -> None:
         self.tell_cut()

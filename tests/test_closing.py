@@ -122,7 +122,7 @@ def tested(texts, tmp_path_factory):
     """(the words of a run with a test, its folder): 8 steps, validation at 3, 6 and the last."""
     folder = tmp_path_factory.mktemp("tested") / "run"
     test = texts["data=csv"][0].removeprefix("data.path=")
-    words = [*spoken(texts, *TASKS["clm"]), f"data.test_path={test}"]
+    words = [*spoken(texts, *TASKS["clm"], "data.micro_batch_size=1"), f"data.test_path={test}"]  # several batches each
     with lean():
         lmzoo.fit(lmzoo.compose(*words, f"run_dir={folder}"))
     return words, folder

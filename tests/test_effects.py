@@ -40,7 +40,15 @@ def test_a_word_without_effect_is_refused(run, decides, idle, reason):
     assert lmzoo.compose(*run, idle) if idle != "checkpoint.sharded=true" else lmzoo.compose(*run, "trainer=fsdp", idle)
 
 
+@pytest.mark.parametrize("words", [("model=bert", "task=classification"), ("experiment=copy",)], ids=" ".join)
+def test_a_source_with_splits_of_its_own_holds_nothing_out(words):
+    with pytest.raises(lmzoo.UserError, match="^data.val_fraction: this source says itself which of its texts are"):
+        lmzoo.compose(*words, "data.val_fraction=0.5")
+    assert lmzoo.compose(*words, "trainer.patience=2")
+
+
 @pytest.mark.parametrize("words", [
+    (*GPT[:2], "data=jsonl", "data.path=p.jsonl", "data.split_column=split", NONE, "trainer.patience=3"),
     (*MIXTURE, "data.sources.a.val_path=v.txt", "data.val_fraction=0.1"),  # b holds out
     (*MIXTURE, NONE, "data.sources.a.val_path=v.txt", "trainer.patience=2"),
     (*GPT[:2], "data=arrow", "data.path=folder", NONE, "trainer.patience=2"),  # which may hold its own

@@ -158,6 +158,7 @@ def test_a_run_is_tested_and_evaluated_alike(tmp_path, model):
 @pytest.mark.parametrize(("word", "line"), [
     ("data.template=turn", "has no place, or more than one, for the text"),
     ("data.template={} {}", "has no place, or more than one, for the text"),
+    ("task.bleu_tokenizer=zzz", "task.bleu_tokenizer=zzz: .*choose one of .*13a"),
     ("data.pair_column=text", "data.pair_column: the task does not look at it"),
     ("data.target_column=answer", "no field data.target_column=answer; the fields are text, target"),
     ("model=bert", "task=seq2seq needs a model of family decoder or encoder-decoder"),

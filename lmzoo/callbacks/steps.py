@@ -36,8 +36,10 @@ def validation_due(trainer: Trainer) -> bool:
 def validate(trainer: Trainer) -> None:
     """Validate ahead of the next step, to be called in `on_train_start`."""
     if trainer.enable_validation:
+        loop = trainer.fit_loop.epoch_loop.val_loop
+        loop.restarting = False  # else it takes the batches of the validation before, which a checkpoint counts, as done
         trainer.validating = True
-        trainer.fit_loop.epoch_loop.val_loop.run()
+        loop.run()
         trainer.training = True
 
 
