@@ -92,7 +92,7 @@ def test_a_net_is_not_started_from_as_another(gpt_run, tmp_path, words, monkeypa
     folder = edited(gpt_run, tmp_path / "run", model__n_heads=4)
     no_data(monkeypatch)
     with pytest.raises(UserError, match="config.yaml was edited: model.n_heads=4, the checkpoint's run has 2; undo"):
-        lmzoo.fit(lmzoo.compose("task=clm", "data=text", f"init_from={folder}", f"run_dir={tmp_path / 'new'}"))
+        lmzoo.fit(lmzoo.compose("task=clm", f"init_from={folder}", f"run_dir={tmp_path / 'new'}"))
 
 
 TABLES = {

@@ -37,7 +37,7 @@ def validate(trainer: Trainer) -> None:
     """Validate ahead of the next step, to be called in `on_train_start`."""
     if trainer.enable_validation:
         loop = trainer.fit_loop.epoch_loop.val_loop
-        loop.restarting = False  # else it takes the batches of the validation before, which a checkpoint counts, as done
+        loop.restarting = False  # else the batches of the validation before it count as done
         trainer.validating = True
         loop.run()
         trainer.training = True
