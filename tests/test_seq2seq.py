@@ -103,6 +103,7 @@ def test_what_is_learned_is_written(tmp_path, name):
     assert f"[{ANSWERS[0]}]" in shown
 
 
+@pytest.mark.slow
 def test_other_batch_sizes_and_two_ranks_give_the_same(tmp_path):
     """Of seven texts in four batches rank 1 has three and a filler; in one, nothing but a filler."""
     expected = evaluate(tmp_path / "one", size=7)
