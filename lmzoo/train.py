@@ -70,6 +70,7 @@ def run(config: DictConfig):
     check_free(Path(config.run_dir))
     task, module = assemble(config)
     first_step = task.plan.first_step
+    check_incomplete(config, task.over, beyond=first_step > task.total_steps)
     with run_folder(config, task.tokenizer) as folder, parts.outspoken(folder):
         say(f"run folder: {folder}")
         trainer = parts.build_trainer(config, first_step if task.over else task.total_steps, ended=bool(task.over))
@@ -174,7 +175,6 @@ def assemble(config: DictConfig):
     if first_step >= task.total_steps:
         over = (f"ckpt={config.ckpt}: that run has taken {first_step} steps, and would end after {task.total_steps}: "
                 "give a larger trainer.max_steps to go on")
-        check_incomplete(config, over, beyond=first_step > task.total_steps)
     task.over = over
     if config.trainer.overfit:
         repeat_first_window(module, task.total_steps)
