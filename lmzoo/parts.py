@@ -288,19 +288,21 @@ def going_on(folder: str | Path) -> str:
 def outspoken(folder: Path | None = None) -> Iterator[None]:
     """Say in a line, with how the run in `folder` goes on, what else would be an exit without a word (which Lightning
     makes of Ctrl-C and SIGTERM), or a traceback out of a collective: that another rank has died."""
+    def line(what: str) -> str:
+        return ", ".join(filter(None, [what, going_on(folder) if folder else ""]))
+
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as end:
         from lightning.pytorch.utilities.exceptions import SIGTERMException
 
         if isinstance(end, Interrupted):  # which says how it was
-            said = ", ".join(filter(None, [str(end), going_on(folder) if folder else ""]))
-            raise Interrupted(said, end.exit_code) from None
+            raise Interrupted(line(str(end)), end.exit_code) from None
         by_hand = isinstance(end, KeyboardInterrupt) or isinstance(end.__context__, KeyboardInterrupt)
         if not by_hand and not isinstance(end, SIGTERMException):
             raise
-        said = ["interrupted" if by_hand else "ended by SIGTERM", going_on(folder) if folder else ""]
-        raise Interrupted(", ".join(filter(None, said)), 130 if by_hand else 143) from None
+        said = line("interrupted" if by_hand else "ended by SIGTERM")
+        raise Interrupted(said, 130 if by_hand else 143) from None
     except RuntimeError as error:
         from torch.distributed import DistError
 
@@ -308,9 +310,8 @@ def outspoken(folder: Path | None = None) -> Iterator[None]:
             raise
         if not ranks.speaks():
             raise SystemExit(1) from None
-        said = ["another process of this run has died (what it said stands above; killed, or out of memory?)",
-                going_on(folder) if folder else ""]  # fmt: skip
-        raise Lost(", ".join(filter(None, said))) from None
+        said = line("another process of this run has died (what it said stands above; killed, or out of memory?)")
+        raise Lost(said) from None
 
 
 def end(trainer) -> None:
