@@ -5,7 +5,8 @@ All three change a net in place and leave its keys as they are, so its checkpoin
 FSDP2 (Zhao et al. 2023, arXiv:2304.11277; ZeRO-3 of Rajbhandari et al. 2019, arXiv:1910.02054) gives each rank its
 slice of every weight, gradient and moment, and gathers a block's weights while that block runs. Each block is a group
 of its own; what is left (embedding, positions, last norm, head, so tied weights too) is the root's. Activation
-checkpointing (Chen et al. 2016, arXiv:1604.06174) keeps a block's input and runs the block again for its gradient.
+checkpointing (Chen et al. 2016, arXiv:1604.06174) keeps a block's input and runs the block again for its gradient; the
+selective kind (Korthikanti et al. 2022, arXiv:2205.05198) also keeps what took long, and repeats what did not.
 """
 
 import ctypes
@@ -24,6 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint as recomputed
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from . import adapters, checkpoint
 from .checkpoint import folders
@@ -31,6 +33,14 @@ from .errors import UserError
 from .optim.slices import slice_of
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+PRODUCTS = [  # what selective activation checkpointing keeps: linear layers, and attention by a fused kernel
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+]
 
 
 def blocks(net: nn.Module) -> Iterator[nn.Module]:
@@ -46,10 +56,15 @@ def compile_blocks(net: nn.Module) -> None:
         block.compile()
 
 
-def recompute_blocks(net: nn.Module) -> None:
-    """Keep each block's input only, and run the block again, with the same dropout, when its gradient is due."""
-    for block in blocks(net):
-        block.forward = partial(recomputed, block.forward, use_reentrant=False)
+def recompute_blocks(net: nn.Module, how: str = "full") -> None:
+    """Keep each block's input, and run the block again, with the same dropout, when its gradient is due.
+
+    how="selective" keeps the results of PRODUCTS too: what is run again are norms, activations, dropout and sums. With
+    "none" nothing is changed.
+    """
+    options = {"context_fn": partial(create_selective_checkpoint_contexts, PRODUCTS)} if how == "selective" else {}
+    for block in blocks(net) if how != "none" else ():
+        block.forward = partial(recomputed, block.forward, use_reentrant=False, **options)
 
 
 def keep_memory() -> None:

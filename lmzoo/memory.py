@@ -29,7 +29,8 @@ from . import adapters, checkpoint, engines, optim
 from .blocks.head import Pooler
 from .blocks.loss import ROWS, cross_entropy
 
-WAYS = [(engine, recompute) for engine in ("one device", "ddp", "fsdp") for recompute in (False, True)]  # quick first
+ENGINES = ("one device", "ddp", "fsdp")
+RECOMPUTE = ("none", "selective", "full")  # what activation checkpointing there is; quick first
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,13 @@ class Passes:
     outside: int  # kept outside of blocks
     blocks: int  # in all of them
     block: int  # in the one that keeps most
-    inputs: int  # of all blocks
     casts: int  # of what the blocks keep: their weights in the precision of the products
     head: int  # beside what is kept, in the forward pass: logits and their gradients
     backward: int  # beside what is kept, in the last block's backward pass: gradients of what it computed
 
-    def bytes(self, recompute: bool, casts: bool = True) -> float:
-        """At the highest. With `recompute` the blocks' inputs are kept, and a block whole when its gradient is due.
-
-        Weights that are gathered in the precision of the products need no `casts`.
-        """
-        if not recompute:
-            return self.outside + self.blocks - (not casts) * self.casts + max(self.head, self.backward)
-        return self.outside + self.inputs + max(self.head, self.block + self.backward)
+    def bytes(self, casts: bool = True) -> float:
+        """At the highest. Weights that are gathered in the precision of the products need no `casts`."""
+        return self.outside + self.blocks - (not casts) * self.casts + max(self.head, self.backward)
 
 
 class Held(TorchDispatchMode):
@@ -100,19 +95,20 @@ class Held(TorchDispatchMode):
 def passes(
     config: Mapping, rows: int, length: int, dtype: torch.dtype = torch.float32, fused: bool = False,
     trust: tuple = (), decoder_length: int | None = None, targets: int | None = None, mixed: bool = True,
-    ready: Callable[[nn.Module], object] | None = None,
+    ready: Callable[[nn.Module], object] | None = None, recompute: str = "none",
 ) -> Passes:  # fmt: skip
     """Of the net of `config` on `rows` rows of `length` tokens, and of the decoder's `decoder_length` (None: as many).
 
     `targets`: of all rows (None: every token is one). `fused`: attention as GPUs compute it, whose kernels keep no
     scores for dropout; else as the CPU does. Not `mixed`: the weights too are of `dtype`. `ready`: what is done to the
-    net first, which may freeze weights: what only their gradients would need is not kept.
+    net first, which may freeze weights: what only their gradients would need is not kept. `recompute`: of RECOMPUTE.
     """
     with FakeTensorMode(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Mismatch dtype")  # of RMSNorm, whose weight is float32 by intent
         net = checkpoint.build(config, trust).train()
         if ready:
             ready(net)
+        engines.recompute_blocks(net, recompute)
         for tensor in () if mixed else (*net.parameters(), *net.buffers()):
             tensor.data = tensor.data.to(dtype if tensor.is_floating_point() else tensor.dtype)
         for part in net.modules() if fused else ():
@@ -124,18 +120,11 @@ def passes(
         ids = {side: torch.zeros(rows, n, dtype=torch.long) for side, n in sides.items()}
         chosen = targets or rows * [*sides.values()][-1]
         chunk = ROWS["cuda" if fused else "cpu"]
-        kept = run(net, ids, chosen, chunk, dtype if mixed else torch.float32)
-    stacks = [net.encoder, net.decoder] if len(sides) == 2 else [net]
-    sizes = zip(stacks, sides.values(), strict=True)
-    inputs = sum(rows * n * stack.d_model * stack.n_layers for stack, n in sizes) * (4 if mixed else dtype.itemsize)
-    return Passes(inputs=inputs, **kept)
+        return run(net, ids, chosen, chunk, dtype if mixed else torch.float32)
 
 
-def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dtype: torch.dtype) -> dict[str, int]:
-    """Run a net on fakes, forward, through its head on so many `targets`, and backward through its last block.
-
-    Returns the fields of Passes but `inputs`.
-    """
+def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dtype: torch.dtype) -> Passes:
+    """Run a net on fakes, forward, through its head on so many `targets`, and backward through its last block."""
     for weight in net.parameters():
         weight.grad = torch.empty_like(weight) if weight.requires_grad else None  # the engine counts them
     there = [*net.parameters(), *net.buffers()]
@@ -167,8 +156,7 @@ def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dty
         head, held.most = held.most - before, held.now
         if wanted := [tensor for tensor in last if tensor.requires_grad]:
             loss.backward(inputs=wanted)
-    return {"outside": before - sum(kept), "blocks": sum(kept), "block": max(kept), "casts": casts,
-            "head": head, "backward": held.most - before}  # fmt: skip
+    return Passes(before - sum(kept), sum(kept), max(kept), casts, head, backward=held.most - before)
 
 
 class Ones(TorchDispatchMode):
@@ -193,7 +181,7 @@ def moments(net: nn.Module, settings: Mapping) -> int:
 
 
 def memory(
-    net: nn.Module, kept: Passes, optimizer: int, engine: str, devices: int, recompute: bool, accumulates: bool,
+    net: nn.Module, kept: Passes, optimizer: int, engine: str, devices: int, accumulates: bool,
     dtype: torch.dtype = torch.float32,
 ) -> Memory:  # fmt: skip
     """Of training `net` (on the meta device) by an engine, whose devices run `kept` at a time each."""
@@ -206,9 +194,10 @@ def memory(
         gathered = (numbers - sum(sizes) + sum(sizes[-2:])) * dtype.itemsize
         weights, optimizer = weights / devices + gathered, optimizer / devices
         gradients = held = gradients if accumulates else gradients / devices + min(gathered, gradients)
-    activations = kept.bytes(recompute, casts=engine != "fsdp")
+    activations = kept.bytes(casts=engine != "fsdp")
     if not accumulates:
-        last = max(kept.block, *(weight.nbytes for weight in net.parameters()))  # where all other gradients are there
+        largest = max(weight.nbytes for weight in net.parameters())
+        last = max(kept.block, kept.backward, largest)  # where all other gradients are there
         activations = max(activations - gradients, kept.outside + last)
     return Memory(weights, held, optimizer, activations)
 
@@ -226,10 +215,10 @@ def of_run(
     ready = partial(adapters.ready, config=config)
     ready(net)
     try:
-        kept = passes(model, rows, lengths[0], dtype, device.type == "cuda", trust, lengths[1], targets, mixed, ready)
+        kept = passes(model, rows, lengths[0], dtype, device.type == "cuda", trust, lengths[1], targets, mixed, ready,
+                      trainer["activation_checkpointing"])  # fmt: skip
     except RuntimeError:
         return None
     engine = "fsdp" if trainer["strategy"] == "fsdp" else "ddp" if devices > 1 else "one device"
     accumulates = config["data"]["batch_size"] > rows * devices
-    return memory(net, kept, moments(net, config["optim"]), engine, devices, trainer["activation_checkpointing"],
-                  accumulates, dtype)  # fmt: skip
+    return memory(net, kept, moments(net, config["optim"]), engine, devices, accumulates, dtype)

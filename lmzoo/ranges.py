@@ -65,6 +65,7 @@ TYPES = {  # of words that may be of more than one, as an annotation
 CHOICES = {
     "trainer.accelerator": ("auto", "cpu", "gpu", "cuda", "mps"),
     "trainer.strategy": ("auto", "ddp", "ddp_find_unused_parameters_true", "fsdp"),
+    "trainer.activation_checkpointing": ("none", "selective", "full"),
     "data.packing": ("stream", "isolate", "fit", "single"),
     "trainer.precision": ("auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true", "64-true", "32", "bf16",
                           "16", "64"),

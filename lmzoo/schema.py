@@ -119,7 +119,7 @@ class Trainer:
     log_every_n_steps: int = MISSING
     limit_val_batches: int | None = None
     overfit: bool = MISSING
-    activation_checkpointing: bool = False
+    activation_checkpointing: str = MISSING
     keep_memory: bool = True
 
 

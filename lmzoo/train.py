@@ -200,8 +200,7 @@ def build_net(config: DictConfig, base, tokenizer):
         loaded = checkpoint.load_weights(net, weights, new=adapters.new_parts(config))
         say(textwrap.fill(str(loaded), 100))
     adapters.ready(net, plain(config))
-    if config.trainer.activation_checkpointing:
-        engines.recompute_blocks(net)
+    engines.recompute_blocks(net, config.trainer.activation_checkpointing)
     if config.compile:
         engines.compile_blocks(net)
     return net

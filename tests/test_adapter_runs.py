@@ -228,7 +228,7 @@ def test_a_linear_probe_trains_the_head_alone(runs, texts, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", [
-    ("trainer=ddp",), ("trainer=fsdp", "checkpoint.sharded=true", "trainer.activation_checkpointing=true"),
+    ("trainer=ddp",), ("trainer=fsdp", "checkpoint.sharded=true", "trainer.activation_checkpointing=full"),
 ], ids=["ddp", "fsdp"])  # fmt: skip
 def test_two_ranks_learn_what_one_does(runs, texts, tmp_path, engine):
     micro = ("data.micro_batch_size=4", "trainer.accelerator=cpu", *LORA)

@@ -138,7 +138,7 @@ def test_memory_of_a_frozen_base(name):
     """Gradients and moments are of what is trained; what only a frozen matrix's gradient needs is not kept."""
     sizes = {"d_model": 32, "n_layers": 2, "d_ff": 64}
     config = {"model": models.config(name, **sizes), "trust": [], "task": {}, "optim": OPTIM, "data": {"batch_size": 4},
-              "trainer": {"precision": "32-true", "strategy": "auto", "activation_checkpointing": False}}  # fmt: skip
+              "trainer": {"precision": "32-true", "strategy": "auto", "activation_checkpointing": "none"}}  # fmt: skip
     adapter = {"rank": 2, "targets": TARGETS, "alpha": 1.0}
     cpu = torch.device("cpu")
     full, lora = (memory.of_run(config | more, 4, (16, 16), 64, cpu, 1, torch.float32)

@@ -210,6 +210,17 @@ def test_a_small_run_of_packing(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_small_run_of_recomputation(tmp_path):
+    small = ["--families", "bert", "--dtype", "fp32", "--rounds", "1", "--steps", "1", "--threads", "1"]
+    command = [sys.executable, "-m", "lmzoo.tools.benchmark", "recompute", *small, "--json", tmp_path / "rows.json"]
+    subprocess.run(command, check=True)
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["arm"] for row in rows] == ["lmzoo none", "lmzoo selective", "lmzoo full"]
+    none, selective, full = (row["peak_memory_mb"] for row in rows)
+    assert full < selective < none and all(set(row) >= KEYS for row in rows)
+
+
+@pytest.mark.slow
 def test_a_small_run_of_generation(tmp_path):
     pytest.importorskip("transformers")
     small = ["generate", "--batch", "2", "--tokens", "4", "--rounds", "1", "--json", tmp_path / "generate.json"]

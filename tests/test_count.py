@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lmzoo.tools.count import count, in_bytes
 
-from lmzoo import UserError
+from lmzoo import UserError, memory
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_memory_says_which_engine_fits():
     words = ("model=gpt", "size=base", "data.batch_size=8", "data.micro_batch_size=1")
     text = count(*words, devices=8, device_memory="80 GB")
     table = [row for row in text.splitlines() if row.startswith(("one device", "ddp", "fsdp"))]
-    assert [row.split()[-10] for row in table] == 4 * ["498"] + 2 * ["169"]
-    assert ["recomputed" in row for row in table] == 3 * [False, True]
+    assert [row.split()[-10] for row in table] == 6 * ["498"] + 3 * ["169"]
+    assert [word for row in table for word in row.split() if word in memory.RECOMPUTE] == 3 * ["selective", "full"]
     assert max(map(len, text.splitlines())) <= 100
     assert text.endswith("in nine tenths of 80 GB: one device")
-    assert count(*words, device_memory="1.2GB").endswith("in nine tenths of 1.2GB: fsdp, recomputed blocks")
+    assert count(*words, device_memory="1.2GB").endswith("in nine tenths of 1.2GB: fsdp, full recomputing")
     assert "none; more devices" in count(*words, device_memory="1 MB")
     with pytest.raises(UserError, match="--device-memory 80: say it as 80GB"):
         count(*words, device_memory="80")

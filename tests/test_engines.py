@@ -37,10 +37,9 @@ OPTIMIZERS = {
 N_STEPS, HALF = 4, 2
 
 
-def task(name, settings=ADAMW, recompute=False, **words):
+def task(name, settings=ADAMW, recompute="none", **words):
     net = models.make(name, dropout=0.1, **words).train()
-    if recompute:
-        engines.recompute_blocks(net)
+    engines.recompute_blocks(net, recompute)
     kind = object.__new__(SpanCorruption if net.family == "encoder-decoder" else Task)
     Task.__init__(kind, net, None, settings, lambda step, total: 1 / (1 + step))
     kind.identity = {"config": {"model": net.config}}
@@ -99,8 +98,9 @@ def scenarios(folder, rank):
     net = engines.whole(run.net, rank == 0)
     facts["whole"] = type(net).__name__, {name: weight.detach() for name, weight in net.state_dict().items()}
 
-    for scenario, words in (("recompute", {"recompute": True}), ("share", {"share": 2})):
-        note(scenario, task("gpt", **words), "gpt")
+    for how in ("selective", "full"):
+        note(how, task("gpt", recompute=how), "gpt")
+    note("share", task("gpt", share=2), "gpt")
     for name in FAMILIES:  # parameters that go unused would raise here
         sent = []
 
@@ -164,11 +164,11 @@ def assert_same(one, other, tolerance=1e-6):
 
 
 @pytest.mark.parametrize(
-    "scenario", [*FAMILIES, "share", "recompute", *OPTIMIZERS, *(f"ddp {name}" for name in FAMILIES)]
+    "scenario", [*FAMILIES, "share", "selective", "full", *OPTIMIZERS, *(f"ddp {name}" for name in FAMILIES)]
 )
 def test_a_spread_run_is_that_of_one_process(plain, spread, scenario):
     """Losses and final weights, with dropout, clipping, accumulation and tied weights."""
-    expected = plain[1]["gpt" if scenario == "recompute" else scenario.removeprefix("ddp ")]
+    expected = plain[1]["gpt" if scenario in ("selective", "full") else scenario.removeprefix("ddp ")]
     losses, found = spread[0][scenario]
     assert losses == pytest.approx(expected[0], abs=1e-6)
     assert_same(found, expected[1])
@@ -246,15 +246,15 @@ def test_a_spread_net_becomes_whole(spread):
     assert_same(found, spread[0]["t5"][1], 0.0)
 
 
+@pytest.mark.parametrize("how", ["selective", "full"])
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5", "llama"])
 @pytest.mark.parametrize("words", [{}, {"block": "parallel", "position": "t5"}, {"share": 2}], ids=str)
-def test_recomputed_blocks_give_the_same_gradients_with_dropout(name, words):
+def test_recomputed_blocks_give_the_same_gradients_with_dropout(name, words, how):
     ids = models.ids(2, 8)
     gradients = []
-    for recompute in (False, True):
+    for recompute in ("none", how):
         net = models.make(name, dropout=0.3, **words).train()
-        if recompute:
-            engines.recompute_blocks(net)
+        engines.recompute_blocks(net, recompute)
         torch.manual_seed(0)
         models.logits(net, ids).square().mean().backward()
         gradients.append({key: weight.grad for key, weight in net.named_parameters() if weight.grad is not None})
@@ -266,10 +266,9 @@ def test_recomputed_blocks_give_the_same_gradients_with_dropout(name, words):
 def test_recomputed_blocks_keep_their_input_only():
     """Of 2 x 2 rows of 8: far fewer numbers are kept for the backward pass than without."""
     kept = []
-    for recompute in (False, True):
+    for recompute in ("none", "full"):
         net = models.make("gpt", n_layers=4).train()
-        if recompute:
-            engines.recompute_blocks(net)
+        engines.recompute_blocks(net, recompute)
         count = [0]
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t, count=count: count.__setitem__(0, count[0] + t.numel()) or t, lambda t: t

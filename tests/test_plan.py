@@ -51,7 +51,7 @@ class Data:
 def run(**words) -> dict:
     trainer = WORDS | {"accelerator": "cpu", "devices": 1, "num_nodes": 1, "precision": "32-true"}
     trainer |= {"val_every_n_steps": None, "limit_val_batches": None, "strategy": "auto"}
-    trainer |= {"activation_checkpointing": False}
+    trainer |= {"activation_checkpointing": "none"}
     adamw = {"lr": 1e-3, "weight_decay": 0.1, "optimizer": torch.optim.AdamW}
     return {"trainer": trainer | words, "data": {"batch_size": 16}, "optim": adamw, "model": config("gpt"), "trust": ()}
 
@@ -225,7 +225,7 @@ def test_a_plan_has_the_sizes_of_the_run():
 
 
 @pytest.mark.parametrize("engine, devices", [("auto", 1), ("ddp", 2), ("fsdp", 4)])
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", memory.RECOMPUTE)
 def test_memory_is_that_of_the_run_s_engine_and_optimizer(engine, devices, recompute):
     """Four rows of eight at a time, which one and two devices have to accumulate."""
     given = run(strategy=engine, devices=devices, activation_checkpointing=recompute)
@@ -233,9 +233,9 @@ def test_memory_is_that_of_the_run_s_engine_and_optimizer(engine, devices, recom
     made = plan(make("gpt"), given, Data())
     with torch.device("meta"):
         net = lmzoo.build(config("gpt"))
-    n, kept = 4 * sum(w.numel() for w in net.parameters()), memory.passes(config("gpt"), 4, 8)
+    n, kept = 4 * sum(w.numel() for w in net.parameters()), memory.passes(config("gpt"), 4, 8, recompute=recompute)
     name = {"auto": "one device"}.get(engine, engine)
-    assert made.memory == memory.memory(net, kept, n, name, devices, recompute, accumulates=devices < 4)
+    assert made.memory == memory.memory(net, kept, n, name, devices, accumulates=devices < 4)
     assert made.table().splitlines()[-1].endswith(" each") == (devices > 1)
 
 
@@ -247,7 +247,7 @@ def test_memory_of_weights_in_half_precision_and_of_frozen_ones():
     assert found.gradients == 2 * (n - make("gpt").embed.tokens.weight.numel())
     whole = memory.passes(config("gpt"), 4, 8)
     half = memory.passes(config("gpt"), 4, 8, torch.bfloat16, mixed=False, ready=lambda net: freeze(net, ["embed*"]))
-    assert found.activations == half.bytes(False) and half.blocks < 0.6 * whole.blocks
+    assert found.activations == half.bytes() and half.blocks < 0.6 * whole.blocks
 
 
 def test_memory_is_unknown_until_the_rows_are_settled_and_where_a_part_looks_into_its_tensors(monkeypatch):

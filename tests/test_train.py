@@ -246,7 +246,7 @@ def test_a_spread_run_is_the_run_of_one(words, tmp_path, corpus):
     test = tmp_path / "test.txt"
     test.write_bytes(corpus.read_bytes())  # a file of its own: what is trained on is refused
     given = ("model=gpt", "task=clm", "data.micro_batch_size=1", "trainer.accelerator=cpu", f"data.test_path={test}")
-    fsdp = ("trainer=fsdp", "checkpoint.sharded=true", "trainer.activation_checkpointing=true")
+    fsdp = ("trainer=fsdp", "checkpoint.sharded=true", "trainer.activation_checkpointing=full")
     one = command(*words(tmp_path / "one", *given))
     two = command(*words(tmp_path / "two", *given, *fsdp))
     assert one.returncode == 0, one.stderr

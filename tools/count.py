@@ -8,6 +8,7 @@ python -m lmzoo.tools.count model=llama size=7b --devices 8 --device-memory 80GB
 import re
 from collections.abc import Mapping
 from functools import partial
+from itertools import product
 
 import torch
 from lmzoo.tools import answer, parser
@@ -63,7 +64,7 @@ def table(net: nn.Module) -> str:
 
 
 def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: str | None) -> str:
-    """What each device needs at its highest, a line for each engine, without and with activation checkpointing."""
+    """What each device needs at its highest, a line for each engine and kind of activation checkpointing."""
     word = "bf16-mixed" if config["trainer"]["precision"] == "auto" else config["trainer"]["precision"]
     dtype, mixed = arithmetic(word), not word.endswith("true")
     net = net if mixed else net.to(dtype)
@@ -74,14 +75,16 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
     lines = [f"memory of a device in {word}, of {devices} under ddp and fsdp; rows of {length:,}, {batch:,} a step",
              f"{'':<30}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
     fitting, kept = [], {}
-    for engine, recompute in memory.WAYS:
+    for engine, recompute in product(memory.ENGINES, memory.RECOMPUTE):
         n = 1 if engine == "one device" else devices
         own = rows if isinstance(rows, int) else max(1, batch // n)
-        if own not in kept:
-            kept[own] = memory.passes(config["model"], own, length, dtype, fused, tuple(config["trust"]), mixed=mixed,
-                                      ready=partial(adapters.ready, config=config))
-        found = memory.memory(net, kept[own], moments, engine, n, recompute, batch > own * n, dtype)
-        name = f"{engine}{', recomputed blocks' if recompute else ''}"
+        if (own, recompute) not in kept:
+            kept[own, recompute] = memory.passes(
+                config["model"], own, length, dtype, fused, tuple(config["trust"]), mixed=mixed, recompute=recompute,
+                ready=partial(adapters.ready, config=config),
+            )  # fmt: skip
+        found = memory.memory(net, kept[own, recompute], moments, engine, n, batch > own * n, dtype)
+        name = engine if recompute == "none" else f"{engine}, {recompute} recomputing"
         lines.append(f"{name:<30}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
         if found.total <= 0.9 * room:  # a tenth for the allocator and the kernels
             fitting.append(name)

@@ -85,10 +85,10 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), min(values), max(values)
 
 
-def ratio(above: Sequence[float], below: Sequence[float], wanted: str) -> str:
+def ratio(above: Sequence[float], below: Sequence[float], wanted: str | None = None) -> str:
     """What the quotients of two arms' seconds, round by round, come to, beside what is wanted of them."""
-    return "{:.2f} [{:.2f} - {:.2f}], wanted: {}".format(
-        *spread([a / b for a, b in zip(above, below, strict=True)]), wanted)
+    said = "{:.2f} [{:.2f} - {:.2f}]".format(*spread([a / b for a, b in zip(above, below, strict=True)]))
+    return f"{said}, wanted: {wanted}" if wanted else said
 
 
 def peak_memory(command: Sequence[str]) -> float:

@@ -12,7 +12,6 @@ text: padding counts for nothing.
 import argparse
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -59,19 +58,12 @@ def run(given: argparse.Namespace) -> Iterator[Row]:
 
 def table(family: str, dtype: str, device: str, given: argparse.Namespace, folder: Path) -> Iterator[Row]:
     """One family in one dtype: all ways to make rows."""
-    from .arm import PRECISIONS
-
     arms = {}
     for packing, rows in PACKINGS.items():
-        place = folder / family / dtype / packing
         shape = train.SHAPES["cpu"][family] | {"max_len": LENGTH, "batch_size": rows}
-        words = [*train.words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}", "data=text",
-                 f"data.path={folder}/sentences.txt", "data.reader.split=line", f"data.packing={packing}"]
-        arm = train.Arm("lmzoo", family, dtype, False, device, shape, "", words=words)
-        arm.said = arm.start(train.environment("default", given.threads, place))
-        print(f"{family} {dtype} {packing}: first step after {arm.said['first_s']:.1f} s", file=sys.stderr, flush=True)
-        arm.take(train.WARM)
-        arms[packing] = arm
+        words = ["data=text", f"data.path={folder}/sentences.txt", "data.reader.split=line", f"data.packing={packing}"]
+        place = folder / family / dtype / packing
+        arms[packing] = train.start_ours(family, dtype, device, shape, words, given.threads, place)
     times = by_turns({packing: partial(arm.take, given.steps) for packing, arm in arms.items()}, given.rounds)
     of_token = {}
     for packing, arm in arms.items():

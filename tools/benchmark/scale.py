@@ -11,7 +11,6 @@ draws tokens per second, dashed what the FLOPs say.
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -65,17 +64,11 @@ def axis_rows(axis: str, device: str, given: argparse.Namespace, folder: Path) -
     """(size, what was measured, FLOPs of a token) along one axis."""
     from lmzoo.plan import find_peak
 
-    from .arm import DTYPES, PRECISIONS
+    from .arm import DTYPES
 
-    arms = {}
-    for size in AXES[axis]:
-        place, sizes = folder / f"{axis}-{size}", shape(axis, size)
-        words = [*train.words(given.family, sizes, device, place), f"trainer.precision={PRECISIONS[given.dtype]}"]
-        arm = train.Arm("lmzoo", given.family, given.dtype, False, device, sizes, "", words=words)
-        arm.said = arm.start(train.environment("default", given.threads, place))
-        print(f"{axis}={size}: first step after {arm.said['first_s']:.1f} s", file=sys.stderr, flush=True)
-        arm.take(train.WARM)
-        arms[size] = arm
+    arms = {size: train.start_ours(
+        given.family, given.dtype, device, shape(axis, size), [], given.threads, folder / f"{axis}-{size}"
+    ) for size in AXES[axis]}  # fmt: skip
     ceilings: list[float] = []
     turns = {size: partial(arm.take, given.steps) for size, arm in arms.items()}
     turns["ceiling"] = lambda: ceilings.append(train.ceiling(device, DTYPES[given.dtype], find_peak))

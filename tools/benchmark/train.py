@@ -133,6 +133,18 @@ def run(given: argparse.Namespace) -> Iterator[Row]:
         picture(rows, given.png)
 
 
+def start_ours(family: str, dtype: str, device: str, shape: dict, more: list[str], threads: int, place: Path) -> Arm:
+    """An arm of lmzoo as it comes, with `more` words, in a new folder `place`; its first steps are done."""
+    from .arm import PRECISIONS
+
+    said = [*words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}", *more]
+    arm = Arm("lmzoo", family, dtype, False, device, shape, "", words=said)
+    arm.said = arm.start(environment("default", threads, place))
+    print(f"{family} {dtype} {place.name}: first step after {arm.said['first_s']:.1f} s", file=sys.stderr, flush=True)
+    arm.take(WARM)
+    return arm
+
+
 def words(family: str, shape: dict[str, int], device: str, folder: Path) -> list[str]:
     """The words of lmzoo's run."""
     sizes = [f"model.{word}={n}" for word, n in shape.items() if word != "batch_size"]
