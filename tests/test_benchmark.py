@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lmzoo.tools.benchmark import NAMES, arm, data, measure, packing, peers, scale, startup, train
+from lmzoo.tools.benchmark import NAMES, arm, attention, data, measure, packing, peers, scale, startup, train
 from lmzoo.tools.benchmark import __main__ as command
 from lmzoo.tools.benchmark.measure import Row, by_turns, disk, peak_memory, ratio, spread
 
@@ -207,6 +207,15 @@ def test_a_small_run_of_packing(tmp_path):
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["arm"] for row in rows] == ["lmzoo single", "lmzoo fit", "lmzoo isolate"]
     assert all(set(row) >= KEYS and row["tokens_per_s"] > 0 for row in rows)
+
+
+def test_a_small_run_of_attention():
+    """Each kernel is measured on each kind of rows, and one of each pair is lmzoo's own choice."""
+    given = {"kinds": attention.KINDS, "dtype": ["fp32", "bf16"], "lengths": [8], "tokens": 16, "width": 16, "d_head": 8}
+    rows = list(attention.run(SimpleNamespace(**given, steps=1, rounds=1, threads=1)))
+    assert len(rows) == 3 * 2 * 2 and all(row.tokens_per_s > 0 for row in rows)
+    chosen = {(row.dtype, row.arm.split()[1].strip(",")) for row in rows if row.note.startswith("lmzoo's own choice")}
+    assert chosen == {("fp32", "sdpa"), ("bf16", "matmul")}
 
 
 @pytest.mark.slow

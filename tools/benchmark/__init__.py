@@ -4,4 +4,4 @@ A benchmark is a module of this package with `options(parser)`, which adds its o
 yields a `measure.Row` for each result; its docstring is its help. Its name stands in `NAMES`.
 """
 
-NAMES = ("data", "generate", "packing", "recompute", "scale", "startup", "train")
+NAMES = ("attention", "data", "generate", "packing", "recompute", "scale", "startup", "train")
