@@ -211,8 +211,10 @@ def test_a_small_run_of_packing(tmp_path):
 
 def test_a_small_run_of_attention():
     """Each kernel is measured on each kind of rows, and one of each pair is lmzoo's own choice."""
-    given = {"kinds": attention.KINDS, "dtype": ["fp32", "bf16"], "lengths": [8], "tokens": 16, "width": 16, "d_head": 8}
-    rows = list(attention.run(SimpleNamespace(**given, steps=1, rounds=1, threads=1)))
+    words = {
+        "kinds": attention.KINDS, "dtype": ["fp32", "bf16"], "lengths": [8], "tokens": 16, "width": 16, "d_head": 8,
+    }  # fmt: skip
+    rows = list(attention.run(SimpleNamespace(**words, steps=1, rounds=1, threads=1)))
     assert len(rows) == 3 * 2 * 2 and all(row.tokens_per_s > 0 for row in rows)
     chosen = {(row.dtype, row.arm.split()[1].strip(",")) for row in rows if row.note.startswith("lmzoo's own choice")}
     assert chosen == {("fp32", "sdpa"), ("bf16", "matmul")}
