@@ -2,6 +2,8 @@
 
     python -m lmzoo.evaluate ckpt=RUN                                     on its own test or val
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
+    python -m lmzoo.evaluate ckpt=RUN measure=sliding_window              the likelihood of its text, in another way
+    python -m lmzoo.evaluate ckpt=FOLDER measure=choices data.path=questions.jsonl    also of an exported folder
 """
 
 import logging
@@ -10,9 +12,8 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import DictConfig
 
-from . import parts, ranks, runs
+from . import parts, ranks, runs, signatures
 from .config import command
-from .errors import UserError
 from .literal import escaped, plain, save
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,14 @@ def job(config: DictConfig) -> None:
 
 
 def evaluate(config: DictConfig) -> dict[str, float]:
-    """{metric: value} of the run's task. `config` is the run's, with `ckpt`, the data, and which `split` of them.
+    """{metric: value} of the run's task, or of `config.measure`.
 
-    `split`: "whole" (all of data.path), "test", "val", or None: "test" where the data has one, else "val".
+    `config` is the run's (or what `measures.completed` made), with `ckpt`, the data, and which `split` of them:
+    "whole" (all of data.path), "test", "val", or None: "test" where the data has one, else "val".
     """
     with ranks.leading(), parts.outspoken():
+        if not ranks.follows() and "measure" in config:
+            return by_measure(config)
         with TemporaryDirectory() as apart:
             return measure(ranks.take_over() if ranks.follows() else config, Path(apart, "config.yaml"))
 
@@ -42,6 +46,7 @@ def evaluate(config: DictConfig) -> dict[str, float]:
 def measure(config: DictConfig, file: Path) -> dict[str, float]:
     """What `evaluate` does, in the environment of its processes, which take the configuration over from `file`."""
     from . import checkpoint, data, load
+    from .likelihood.measuring import chosen
 
     config = parts.settled(config)
     if ranks.on_first_rank():
@@ -55,9 +60,7 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
         log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
     labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
-    split = "test" if whole else config.split or ("test" if "test" in store.splits else "val")
-    if split not in store.splits:
-        raise UserError(f"split={split}: the data has {' and '.join(store.splits)}; give others by data.path=")
+    split = "test" if whole else chosen(config.split, store.splits)
 
     config.callbacks = {}
     config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
@@ -72,6 +75,22 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
     run(task, datamodule=module, verbose=False)
     parts.end(trainer)
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def by_measure(config: DictConfig) -> dict[str, float]:
+    """{metric: value} of `config.measure`, on one device, in fp32."""
+    from . import load
+    from .likelihood import measuring
+
+    signatures.check(plain(config), imported=True)
+    parts.check_texts(plain(config.data))
+    measure = parts.made(plain(config.measure))
+    measuring.check_data(measure, config)
+    net = load(config.ckpt, tuple(config.trust))
+    measuring.check_net(measure, net)
+    split, texts = measuring.read(measure, config, net.tokenizer)
+    found = measure(parts.on_device(net, config.trainer.accelerator), texts)
+    return {f"{split}/{name}": float(value) for name, value in found.items()}
 
 
 if __name__ == "__main__":

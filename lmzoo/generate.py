@@ -18,10 +18,11 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from .checks import as_list, one_line
+from .checks import as_list
 from .choices import SAMPLING, check_choices, check_use
 from .config import command
 from .errors import UserError
+from .parts import on_device
 
 WORDS = (*SAMPLING, "repetition_penalty", "n_beams", "n_best", "length_penalty", "max_new_tokens", "seed")
 
@@ -89,19 +90,13 @@ def read(path: str, prompt: str | None, out_path: str | None) -> dict[int, str]:
 
 def open_net(config: DictConfig, typed: set[str]):
     """The net of `config.ckpt` on `config.device`, if it has a use for all words that were `typed`."""
-    import torch
-
     from . import load
 
     net = load(config.ckpt, tuple(config.trust))
     if net.family == "encoder" and "max_new_tokens" in typed:
         limit = f"max_new_tokens={config.max_new_tokens}"
         raise UserError(f"{limit}: an encoder fills a blank with one token, leave it out")
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if config.device == "auto" else config.device
-    try:
-        return net.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch's words for a device that isn't there
-        raise UserError(f"device={device}: not here, or without room for this net ({one_line(error)})") from error
+    return on_device(net, config.device)
 
 
 def records(net, prompts: list[str], batch_size: int, words: dict) -> Iterator[dict]:

@@ -244,6 +244,18 @@ def on_cpu(accelerator: str) -> bool:
     )
 
 
+def on_device(net, word: str):
+    """The net on a device: cpu, cuda, mps, or auto for CUDA where there is any."""
+    import torch
+
+    device = {"auto": "cuda" if torch.cuda.is_available() else "cpu", "gpu": "cuda"}.get(word, word)
+    try:
+        return net.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch's words for a device that isn't there
+        line = checks.one_line(error)
+        raise UserError(f"device={device}: not here, or without room for this net ({line})") from error
+
+
 def half_on_cpu():
     """Mixed precision in fp16 with its loss scaling, for which Lightning itself would take bf16 on a CPU."""
     import torch

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from . import checks, mixing, ranks, signatures, texts
+from . import checks, measures, mixing, ranks, signatures, texts
 from .effects import check_effects
 from .errors import UserError
 from .literal import escaped, literal, load, plain, restore
@@ -60,6 +60,8 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     if name == "generate":
         check_ranges(plain(composed))
         return composed
+    if name == "evaluate" and composed.measure:
+        return measures.completed(composed, words, choices)
     if name == "evaluate":
         config = measured(composed, words, choices)
     elif composed.ckpt is not None:
@@ -96,13 +98,7 @@ def check(config: Mapping) -> None:
     mixing.check(config["data"])
     checks.check_parts(config)
     signatures.check(config)
-    for place, source in checks.sources(config["data"]):
-        try:
-            texts.check_source(source)
-            texts.check_labels(config["task"], source)
-            check_ranges({"data": source})
-        except UserError as error:
-            raise UserError(str(error).replace("data.", f"{place}.", 1)) from None
+    texts.check_sources(config["data"], config["task"])
     check_ranges(config)
     if (length := config["trainer"].get("max_time")) and not re.fullmatch(r"\d+(:\d\d){3}", length):
         raise UserError(f"trainer.max_time={length}: write DD:HH:MM:SS, as 00:08:00:00 for eight hours")

@@ -179,6 +179,7 @@ class Evaluate:
     ckpt: str | None = None
     trust: list[str] = field(default_factory=list)
     split: str | None = None
+    measure: Any = recipe()
     data: Data = field(default_factory=Data)
     trainer: Trainer = field(default_factory=Trainer)
 

@@ -31,7 +31,7 @@ HANDED = {
 # what may stand below a word: the classes of lmzoo that files of these groups of conf/ name, and those of torch that
 # are of a kind; all others have to be named, or their modules, in `trust`
 GROUPS = {"model": ("model", "task"), "task": ("model", "task"), "tokenizer": ("tokenizer",), "data": ("data",),
-          "optim": ("optim",), "schedule": ("schedule",), "callbacks": ("callbacks",)}
+          "optim": ("optim",), "schedule": ("schedule",), "callbacks": ("callbacks",), "measure": ("measure",)}
 OF_TORCH = {"model": "torch.nn.Module", "task": "torch.nn.Module", "optim": "torch.optim.Optimizer"}
 RECIPE = re.compile(r"model\..*|task\.head|tokenizer\.kind|optim\.optimizer")
 WHOLE = ("model", "task")  # what is made at once, where parts are recipes

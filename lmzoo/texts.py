@@ -6,8 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from . import literal
-from .checks import as_list, content, groups, read
+from .checks import as_list, content, groups, read, sources
 from .errors import UserError
+from .ranges import check_ranges
 from .signatures import misfit, nearest
 
 LABELS = (None, "class", "classes", "number", "tags", "text")  # what a task may want, see lmzoo/data/labelled.py
@@ -18,6 +19,18 @@ LOOKED_AT = {  # by tasks that want such labels
 }  # fmt: skip
 ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # of files
 PACKED = (".gz", ".bz2", ".xz", ".zst")
+
+
+def check_sources(data: Mapping, task: Mapping | None) -> None:
+    """Refuse what the words of each source of a plain `data` node can't mean, for a task where there is one."""
+    for place, source in sources(data):
+        try:
+            check_source(source)
+            if task is not None:
+                check_labels(task, source)
+            check_ranges({"data": source})
+        except UserError as error:
+            raise UserError(str(error).replace("data.", f"{place}.", 1)) from None
 
 
 def check_source(data: Mapping) -> None:

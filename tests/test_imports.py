@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {  # torch-free
-    "config", "checks", "choices", "effects", "literal", "mixing", "ranges", "ranks", "runs", "schema", "signatures",
+    "config", "checks", "choices", "effects", "literal", "measures", "mixing", "ranges", "ranks", "runs", "schema", "signatures",
     "sweep", "texts",
 }  # fmt: skip
 PUBLIC = {"UserError", "build", "compose", "decoding", "fit", "hf", "load"}
@@ -29,13 +29,14 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "memory": {"adapters", "blocks", "checkpoint", "engines", "optim"},
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
+    "likelihood": {"blocks", "checks", "data", "decoding", "load", "texts"},
     "tasks": {"blocks", "callbacks", "draws", "optim", "decoding", "checkpoint", "tokenizer"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
     "parts": CONFIG | {"adapters", "callbacks", "checkpoint", "data", "engines", "memory", "optim", "tokenizer"},
     "origin": CONFIG | {"checkpoint", "load"},
     "train": CONFIG | {"origin", "adapters", "engines", "environment", "parts", "checkpoint", "data", "plan", "load"},
-    "evaluate": CONFIG | {"parts", "checkpoint", "data", "load"},
-    "generate": CONFIG | {"decoding", "load"},
+    "evaluate": CONFIG | {"parts", "checkpoint", "data", "likelihood", "load"},
+    "generate": CONFIG | {"decoding", "parts", "load"},
 }
 OUTSIDE = {"blocks": {"torch"}, "models": {"torch"}, "decoding": {"torch"}, "tokenizer": {"tokenizers", "hydra"}}
 STANDARD = {"__future__", *__import__("sys").stdlib_module_names}
