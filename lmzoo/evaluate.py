@@ -3,7 +3,7 @@
     python -m lmzoo.evaluate ckpt=RUN                                     on its own test or val
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
     python -m lmzoo.evaluate ckpt=RUN measure=sliding_window              the likelihood of its text, in another way
-    python -m lmzoo.evaluate ckpt=FOLDER measure=choices data.path=questions.jsonl    also of an exported folder
+    python -m lmzoo.evaluate ckpt=FOLDER measure=multiple_choice data.path=questions.jsonl    also of an exported folder
 """
 
 import logging

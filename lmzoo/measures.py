@@ -49,8 +49,8 @@ def completed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConf
 def own_data(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """The data of a run, which may lie elsewhere by now, or be another text of its kind."""
     if (Path(typed.ckpt) / "config.json").is_file():
-        raise UserError(f"ckpt={typed.ckpt} is an exported folder, which has no data of its own: say what to measure it "
-                        "on, as data=text data.path=FILE")
+        raise UserError(f"ckpt={typed.ckpt} is an exported folder, which has no data of its own: say what to measure "
+                        "it on, as data=text data.path=FILE")
     given = [word for word in words if re.split(r"[./@]", word)[0] == "data"]
     for word in given:
         if word.removeprefix("data.") not in OWN:

@@ -7,8 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONFIG = {  # torch-free
-    "config", "checks", "choices", "effects", "literal", "measures", "mixing", "ranges", "ranks", "runs", "schema", "signatures",
-    "sweep", "texts",
+    "config", "checks", "choices", "effects", "literal", "measures", "mixing", "ranges", "ranks", "runs", "schema",
+    "signatures", "sweep", "texts",
 }  # fmt: skip
 PUBLIC = {"UserError", "build", "compose", "decoding", "fit", "hf", "load"}
 ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`

@@ -14,8 +14,8 @@ from torch import nn
 
 from ..data.labelled import Document
 from ..errors import UserError, few
-from .questions import Question, answered
 from .pairs import Pair
+from .questions import Question, answered
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Labels:
     def spoken(self, labels: list[str]) -> dict[str, str]:
         """{label: its word}"""
         if len(labels) < 2:
-            raise UserError(f"the data has the labels {few(labels) or 'none'}: there must be two or more to choose from")
+            raise UserError(f"the labels of the data are {few(labels) or 'none'}: it takes two or more to choose from")
         if unknown := sorted(self.words.keys() - labels):
             raise UserError(f"measure.words.{unknown[0]}: no text has this label; the labels are {few(labels)}")
         words = {label: self.words.get(label, label) for label in labels}

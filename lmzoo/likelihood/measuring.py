@@ -1,4 +1,4 @@
-"""What stands between a configuration and a measure: whether it, the net and the data go together, and what it reads."""
+"""What stands between a configuration and a measure: whether they and a net go together, and the text it reads."""
 
 from collections.abc import Collection, Iterator, Mapping
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .questions import Question, answered, naming, records, text
 from .pairs import Pair
+from .questions import Question, answered, naming, records, text
 
 
 class MinimalPairs:

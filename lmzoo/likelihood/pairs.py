@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from ..blocks.loss import IGNORED
@@ -31,11 +32,10 @@ class Pair(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """The sum of the log-probabilities of a text's tokens, how many these are, and whether each is the likeliest."""
+    """The sum of the log-probabilities of a text's tokens, and how many these are."""
 
     log_likelihood: float
     n_tokens: int
-    greedy: bool
 
 
 class Reader:
@@ -71,8 +71,7 @@ class Reader:
         if self.family == "encoder-decoder":
             yield Row([self.tokenizer.start, *text[:-1]], text, before[-self.length :], key)
         elif self.family == "decoder":
-            whole = (before + text)[-self.length - 1 :]
-            yield Row(whole[:-1], [*[IGNORED] * (len(whole) - 1 - len(text)), *text], (), key)
+            yield continued(before, text, self.length, key)
         else:
             places = range(len(before), len(before) + len(text))
             yield from masked([*before, *text, *self.end], places, self.tokenizer.mask, self.length, key)
@@ -83,6 +82,12 @@ def cut_in_two(tokenizer, before: str, text: str) -> tuple[list[int], list[int]]
     bare = before.rstrip()
     first = tokenizer.encode(bare)
     return first, tokenizer.encode(before + text)[len(first) :]
+
+
+def continued(before: list[int], text: list[int], length: int, key: object = None) -> Row:
+    """The row by which a decoder is asked for a text: no longer than `length`, the beginning left out."""
+    whole = (before + text)[-length - 1 :]
+    return Row(whole[:-1], [*[IGNORED] * (len(whole) - 1 - len(text)), *text], (), key)
 
 
 def masked(ids: list[int], places: Iterable[int], mask: int, length: int, key: object = None) -> Iterator[Row]:
@@ -99,9 +104,5 @@ def likelihoods(net: nn.Module, pairs: Iterable[Pair], batch_size: int) -> Itera
     reader = Reader(net)
     rows = (row for key, pair in enumerate(pairs) for row in reader.rows(pair, key))
     for _, parts in groupby(score(net, rows, batch_size), key=lambda scored: scored.key):
-        total, n, greedy = 0.0, 0, True
-        for part in parts:
-            total += part.log_probabilities.sum().item()
-            n += len(part.log_probabilities)
-            greedy &= bool(part.likeliest.all())
-        yield Likelihood(total, n, greedy)
+        each = torch.cat([part.log_probabilities for part in parts])
+        yield Likelihood(each.sum().item(), len(each))

@@ -1,8 +1,8 @@
 """Pseudo-perplexity of documents for encoders (Salazar et al. 2020, arXiv:1910.14659).
 
-Each token of a document is masked in turn, and predicted from all others; a document that is longer than the net is read
-in the window that has the token in its middle. PPPL = exp(-the mean log-probability), over all tokens but bos and eos.
-It costs a forward pass for each token, and compares nets of one tokenizer.
+Each token of a document is masked in turn, and predicted from all others; a document that is longer than the net is
+read in the window that has the token in its middle. PPPL = exp(-the mean log-probability) over all tokens but bos and
+eos. It costs a forward pass for each token, and compares nets of one tokenizer.
 """
 
 import math
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from torch import nn
 from tqdm import tqdm
 
-from .scoring import Row, score
 from .pairs import masked
+from .scoring import Row, score
 
 
 class PseudoPerplexity:

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from torch import nn
 
 from ..errors import UserError
-from .questions import Question, answered, naming, records, text, value
 from .pairs import Pair
+from .questions import Question, answered, naming, records, text, value
 
 
-class Choices:
+class MultipleChoice:
     """JSON lines of questions: the text of a question, its answers, and the number of the right one, from 0.
 
     template: what a question is read in, at its {}; between: what stands between it and an answer, where a net reads
