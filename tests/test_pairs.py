@@ -93,5 +93,5 @@ def test_a_text_that_does_not_fit_alone_is_refused(kind):
 
 
 def test_a_text_without_a_token_is_refused():
-    with pytest.raises(UserError, match="no token of its own for ''"):
+    with pytest.raises(UserError, match="'' adds no token of its own"):
         Reader(net("gpt")).ids(Pair("x", ""))

@@ -16,10 +16,10 @@ def rows(n, answers=False):
     """Rows of 1 to 13 ids, each of whose positions asks for a token or not."""
     found = []
     for i in range(n):
-        ids = models.ids(1 + (7 * i) % 13, vocab_size=250, seed=i).tolist()
+        ids, source = (models.ids(1 + (n * i) % 13, vocab_size=250, seed=n + i).tolist() for n in (7, 5))
         asked = models.ids(len(ids), vocab_size=250, seed=100 + i).tolist()
         labels = [label if label % 3 else -100 for label in asked[:-1]] + asked[-1:]
-        found.append(Row(ids, labels, models.ids(1 + (5 * i) % 11, vocab_size=250, seed=i).tolist() if answers else (), i))
+        found.append(Row(ids, labels, source if answers else (), i))
     return found
 
 
@@ -32,8 +32,8 @@ def test_the_log_probabilities_of_transformers(kind, tmp_path):
     for row, found in zip(given, score(ours, given, batch_size=4), strict=True):
         ids = torch.tensor([row.ids])
         with torch.no_grad():
-            inputs = {"input_ids": torch.tensor([row.source]), "decoder_input_ids": ids} if row.source else {"input_ids": ids}
-            logits = theirs(**inputs).logits[0]
+            logits = theirs(torch.tensor([row.source]), decoder_input_ids=ids) if row.source else theirs(ids)
+        logits = logits.logits[0]
         expected = [logits[i].log_softmax(-1)[label].item() for i, label in enumerate(row.labels) if label != -100]
         likeliest = [logits[i].argmax().item() == label for i, label in enumerate(row.labels) if label != -100]
         assert found.log_probabilities.tolist() == pytest.approx(expected, abs=1e-5)

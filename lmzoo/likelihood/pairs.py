@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from ..blocks.loss import IGNORED
-from ..errors import UserError
+from ..errors import UserError, few
 from .scoring import Row, score
 
 
@@ -58,10 +58,10 @@ class Reader:
             before = before if tokenizer.bos is None else [tokenizer.bos, *before]
             n_read = len(before) + len(text) + (len(self.end) if self.family == "encoder" else -1)
         if not text:
-            raise UserError(f"the tokenizer has no token of its own for {pair.text!r:.50} behind what stands before it")
+            raise UserError(f"{few([pair.text])!r} adds no token of its own to what stands before it")
         if len(text) > room and self.family != "encoder":
-            raise UserError(f"{pair.text!r:.50} has {len(text)} tokens, more than the {room} positions of the model: "
-                            "shorten it")
+            raise UserError(f"{few([pair.text])!r} has {len(text)} tokens, more than the {room} positions of the "
+                            "model: make it shorter")
         self.n_cut += n_read > room
         return before, text
 
