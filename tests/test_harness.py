@@ -71,7 +71,9 @@ doc_to_choice: "{{{{choices}}}}"
 doc_to_target: gold
 metric_list: [{{metric: acc}}, {{metric: acc_bytes}}]
 """)
-    manager = lm_eval.tasks.TaskManager(include_path=str(tmp_path))
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(tmp_path), include_defaults=False)
     found = []
     for model in both:
         told = lm_eval.simple_evaluate(model=model, tasks=["cats"], task_manager=manager, bootstrap_iters=0)

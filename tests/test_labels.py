@@ -52,6 +52,8 @@ def test_examples_stand_before_each_text_alike(asked):
     ({"n_shots": 10}, TEXTS, "measure.n_shots=10: the train split has 9 texts with a label"),
     ({"words": {"c": "x"}}, TEXTS, "measure.words.c: no text has this label; the labels are a, b"),
     ({"words": {"a": "b"}}, TEXTS, "measure.words: two labels have one word"),
+    ({"words": {"a": 3}}, TEXTS, "measure.words.a=3 should be a text"),
+    ({"template": "x"}, TEXTS, "measure.template='x' has no place, or more than one, for the text"),
     ({}, Labelled(lambda: iter(TEST[:1]), lambda: iter(())), "the labels of the data are a: it takes two or more"),
 ])  # fmt: skip
 def test_mistakes(words, texts, line):

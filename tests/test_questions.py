@@ -9,6 +9,7 @@ from lmzoo.likelihood.minimal_pairs import MinimalPairs
 from lmzoo.likelihood.multiple_choice import MultipleChoice
 from lmzoo.likelihood.pairs import Pair
 from lmzoo.likelihood.questions import Question, answered, records
+from lmzoo.tokenizer import train_wordpiece
 from spoken import Unigram, net
 
 
@@ -53,6 +54,12 @@ def test_a_file_without_questions(lines, line, tmp_path):
 def test_a_pair_without_a_sentence(tmp_path):
     with pytest.raises(UserError, match="line 1: no field sentence_bad"):
         MinimalPairs()(net("gpt"), write(tmp_path / "a.jsonl", {"sentence_good": "a"}))
+
+
+def test_what_is_not_known_is_said(caplog):
+    tokenizer = train_wordpiece(["the cat"] * 9, 20)
+    list(answered(net("gpt", tokenizer), lambda: iter([Question("", [Pair("the", "cat"), Pair("", "q")], 0)]), 2))
+    assert caplog.messages == ["1 texts hold signs or words for which the tokenizer has no token"]
 
 
 def test_what_is_cut_is_said(caplog):

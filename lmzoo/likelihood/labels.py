@@ -15,7 +15,7 @@ from torch import nn
 from ..data.labelled import Document
 from ..errors import UserError, few
 from .pairs import Pair
-from .questions import Question, answered
+from .questions import Question, answered, check_template
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class Labels:
         words: Mapping[str, str] | None = None,
         batch_size: int = 16,
     ):
-        self.n_shots, self.seed, self.template, self.between = n_shots, seed, template, between
+        self.n_shots, self.seed, self.template, self.between = n_shots, seed, check_template(template), between
         self.separator, self.words, self.batch_size = separator, words or {}, batch_size
 
     def __call__(self, net: nn.Module, texts: Labelled) -> dict[str, float]:
@@ -79,6 +79,8 @@ class Labels:
         if unknown := sorted(self.words.keys() - labels):
             raise UserError(f"measure.words.{unknown[0]}: no text has this label; the labels are {few(labels)}")
         words = {label: self.words.get(label, label) for label in labels}
+        if bad := [label for label, word in words.items() if not isinstance(word, str) or not word.strip()]:
+            raise UserError(f"measure.words.{bad[0]}={words[bad[0]]!r} should be a text")
         if len({*words.values()}) < len(words):
             raise UserError(f"measure.words: two labels have one word, among {few(words.values())}")
         return words

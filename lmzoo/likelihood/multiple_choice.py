@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UserError
 from .pairs import Pair
-from .questions import Question, answered, naming, records, text, value
+from .questions import Question, answered, check_template, naming, records, text, value
 
 
 class MultipleChoice:
@@ -32,7 +32,7 @@ class MultipleChoice:
         batch_size: int = 16,
     ):
         self.question_field, self.choices_field, self.answer_field = question_field, choices_field, answer_field
-        self.template, self.between, self.batch_size = template, between, batch_size
+        self.template, self.between, self.batch_size = check_template(template), between, batch_size
 
     def __call__(self, net: nn.Module, path: str | list[str]) -> dict[str, float]:
         """{metric: value} over the questions in the files of `path`."""

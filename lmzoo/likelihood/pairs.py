@@ -39,10 +39,12 @@ class Likelihood(NamedTuple):
 
 
 class Reader:
-    """What a net reads of pairs; it counts those that are longer than the net (`n_cut`)."""
+    """What a net reads of pairs. It counts those that are longer than the net (`n_cut`), and the texts in which the
+    tokenizer knows not all (`n_unknown`)."""
 
     def __init__(self, net: nn.Module):
-        self.tokenizer, self.family, self.length, self.n_cut = net.tokenizer, net.family, net.max_len, 0
+        self.tokenizer, self.family, self.length = net.tokenizer, net.family, net.max_len
+        self.n_cut = self.n_unknown = 0
         roles = {"decoder": ["bos"], "encoder": ["mask"], "encoder-decoder": ["start", "eos"]}[self.family]
         self.tokenizer.require(*roles, task="likelihood")
         self.end = [] if self.tokenizer.eos is None else [self.tokenizer.eos]
@@ -63,6 +65,7 @@ class Reader:
             raise UserError(f"{few([pair.text])!r} has {len(text)} tokens, more than the {room} positions of the "
                             "model: make it shorter")
         self.n_cut += n_read > room
+        self.n_unknown += tokenizer.unk is not None and tokenizer.unk in text
         return before, text
 
     def rows(self, pair: Pair, key: object) -> Iterator[Row]:

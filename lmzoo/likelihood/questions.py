@@ -39,6 +39,8 @@ def answered(
         with naming(question.place):
             for pair in question.pairs:
                 reader.ids(pair)
+    if reader.n_unknown:
+        log.warning("%s texts hold signs or words for which the tokenizer has no token", f"{reader.n_unknown:,}")
     if reader.n_cut:
         log.warning("%s texts are longer than the %s positions of the model, which reads %s", f"{reader.n_cut:,}",
                     f"{net.max_len:,}", "what is around each token" if net.family == "encoder" else "only their end")
@@ -84,6 +86,13 @@ def value(record: Mapping, name: str) -> Any:
     if name not in record:
         raise UserError(f"no field {name}; the fields are {few(record) or 'none'}")
     return record[name]
+
+
+def check_template(template: str) -> str:
+    """What a text is read in; UserError where it has no place for one."""
+    if template.count("{}") != 1:
+        raise UserError(f"measure.template={template!r} has no place, or more than one, for the text: write {{}} once")
+    return template
 
 
 @contextmanager
