@@ -116,15 +116,6 @@ def test_mistakes(typed, line, runs, texts, monkeypatch, capsys):
     assert re.search(line, said) and said.count("\n") == 1
 
 
-def test_a_net_with_another_head_is_refused(words, tmp_path):
-    table = tmp_path / "a.csv"
-    table.write_text("\n".join(["text,label", *(f"{TEXT[n % 9]} {n},{'ab'[n % 2]}" for n in range(60))]))
-    given = words(tmp_path / "run", "model=gpt", "task=classification", "data=csv", f"data.path={table}")
-    lmzoo.fit(lmzoo.compose(*given, "trainer.max_steps=1"))
-    with pytest.raises(UserError, match="needs a head over the vocabulary, and this net ends in a Classifier"):
-        evaluate(configured(f"ckpt={tmp_path / 'run'}", "measure=sliding_window"))
-
-
 @pytest.mark.parametrize("measure", groups()["measure"])
 def test_every_measure_is_composed_for_a_folder(measure, tmp_path):
     (tmp_path / "config.json").write_text("{}")

@@ -6,6 +6,7 @@ or, from Python, `lm_eval.simple_evaluate(model=Harness("runs/x"), tasks=[...])`
 was trained. Needs `pip install 'lmzoo[eval]'`.
 """
 
+import sys
 from collections.abc import Sequence
 from itertools import groupby
 
@@ -34,16 +35,20 @@ class Harness(TemplateLM):
     def __init__(
         self,
         pretrained: str,
-        batch_size: int = 16,
+        batch_size: int | str = 16,
         device: str | None = None,
         max_length: int | None = None,
         add_bos_token: bool = True,
         max_gen_toks: int = 256,
         max_batch_size: int | None = None,  # lm-eval's, for batches that it sizes itself
-        trust: Sequence[str] = (),
+        trust: str | Sequence[str] = (),
     ):
         super().__init__()
-        self.net = load(pretrained, trust).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if not str(batch_size).isdecimal():
+            raise UserError(f"batch_size={batch_size}: give a number of rows")
+        if not torch.cuda.is_available() and str(device or "cuda").startswith("cuda"):
+            device = "cpu"  # lm-eval's command says cuda unless it is told otherwise
+        self.net = load(pretrained, (trust,) if isinstance(trust, str) else tuple(trust)).to(device or "cuda")
         check_family(self.net, "decoder")
         self.words, self.batch_size = self.net.tokenizer, int(batch_size)
         self.words.require("bos", "eos", task="lm-eval")
@@ -107,4 +112,8 @@ class Harness(TemplateLM):
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except UserError as error:
+        print(f"lmzoo: {error}", file=sys.stderr)
+        sys.exit(2)
