@@ -2,8 +2,8 @@
 
     python -m lmzoo.evaluate ckpt=RUN                                     on its own test or val
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
-    python -m lmzoo.evaluate ckpt=RUN measure=sliding_window              the likelihood of its text, in another way
-    python -m lmzoo.evaluate ckpt=FOLDER measure=multiple_choice data.path=questions.jsonl    also of an exported folder
+    python -m lmzoo.evaluate ckpt=RUN measure=sliding_window              the likelihood of text
+    python -m lmzoo.evaluate ckpt=FOLDER measure=multiple_choice data.path=a.jsonl    of an exported net
 """
 
 import logging
@@ -82,13 +82,14 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     from . import load
     from .likelihood import measuring
 
-    signatures.check(plain(config), imported=True)
-    parts.check_texts(plain(config.data))
-    measure = parts.made(plain(config.measure))
-    measuring.check_data(measure, config)
+    settings = plain(config)
+    signatures.check(settings, imported=True)
+    parts.check_texts(settings["data"])
+    measure = parts.made(settings["measure"])
+    measuring.check_data(measure, settings)
     net = load(config.ckpt, tuple(config.trust))
     measuring.check_net(measure, net)
-    split, texts = measuring.read(measure, config, net.tokenizer)
+    split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)
     return {f"{split}/{name}": float(value) for name, value in found.items()}
 

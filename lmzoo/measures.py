@@ -19,7 +19,7 @@ OWN = ("path", "cache_dir", "processes")  # of a run's own data: what may be cha
 def completed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """What was typed beside `measure`, with the data of the run that `ckpt` names where no other is.
 
-    `other`: whether that is any other text than the run's own.
+    `words`: what was typed; `other`: whether the data is any other text than the run's own.
     """
     if not isinstance(typed.measure.get("_target_"), str):
         raise UserError(f"measure: say measure=NAME, one of {', '.join(checks.groups()['measure'])}")
@@ -37,7 +37,8 @@ def completed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConf
     accelerator = typed.trainer.accelerator if "trainer.accelerator" in words else "auto"
     config = {"ckpt": typed.ckpt, "trust": plain(typed.trust), "split": typed.split, "measure": plain(typed.measure),
               "data": {word: value for word, value in plain(data).items() if word not in ROWS},
-              "trainer": {"accelerator": accelerator}, "other": bool({"data", "data.path"} & {*words})}  # fmt: skip
+              "trainer": {"accelerator": accelerator},
+              "words": words, "other": bool({"data", "data.path"} & {*words})}  # fmt: skip
     mixing.check(config["data"])
     checks.check_parts(config)
     signatures.check(config)

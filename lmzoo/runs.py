@@ -230,7 +230,7 @@ def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictCon
     """The configuration of the run that `ckpt` names, with the values that `words` have in `typed`."""
     if (Path(typed.ckpt) / "config.json").is_file():
         raise UserError(f"ckpt={typed.ckpt} is an exported folder: it holds a net, but no task and no data. Start a "
-                        f"run from it, train init_from={typed.ckpt} (trainer.max_steps=1 optim.lr=0 just measures it)")
+                        f"run from it, train init_from={typed.ckpt}, or evaluate the likelihood of text, measure=NAME")
     ckpt = typed.ckpt if run_folder(typed.ckpt) else find(typed.ckpt)
     folder = run_folder(ckpt)  # wherever it has gone since
     config = stored(folder / "config.yaml" if folder and (folder / "config.yaml").exists() else Path(find(ckpt)))

@@ -54,6 +54,7 @@ def test_examples_stand_before_each_text_alike(asked):
     ({"words": {"a": "b"}}, TEXTS, "measure.words: two labels have one word"),
     ({"words": {"a": 3}}, TEXTS, "measure.words.a=3 should be a text"),
     ({"template": "x"}, TEXTS, "measure.template='x' has no place, or more than one, for the text"),
+    ({}, Labelled(lambda: iter(TEST[3:]), TEXTS.train), "nothing to measure: no text that would be has a label"),
     ({}, Labelled(lambda: iter(TEST[:1]), lambda: iter(())), "the labels of the data are a: it takes two or more"),
 ])  # fmt: skip
 def test_mistakes(words, texts, line):

@@ -37,7 +37,7 @@ def test_labelled_texts_by_their_split(tmp_path):
     data = {"path": str(tmp_path / "a.csv"), "val_path": None, "test_path": None, "val_fraction": 0}
 
     def found(split, **more):
-        config = {"data": {**data, "reader": {**reader, **more}}, "split": split}
+        config = {"data": {**data, "reader": {**reader, **more}}, "split": split, "other": True}
         name, texts = read(Labels(), config, None)
         return name, ["".join(document.text for document in of()) for of in texts]
 

@@ -5,18 +5,19 @@ from collections.abc import Collection, Iterator, Mapping
 from torch import nn
 
 from .. import data
-from ..checks import OF_TEXTS, sources
+from ..checks import OF_TEXTS
 from ..data.labelled import Document
 from ..data.sources import Source
 from ..errors import UserError
-from ..texts import LOOKED_AT, check_labels
+from ..texts import LOOKED_AT
 from .labels import Labelled
 
 JSONL = "lmzoo.data.corpus.Jsonl"
-UNREAD = {  # words of data that is not the run's own at which a measure that reads such text does not look
-    "documents": ("val_path", "test_path"), "records": (*LOOKED_AT, "val_path", "test_path"),
-    "labelled": ("pair_column", "sources"),
-}  # fmt: skip
+UNREAD = {  # words of the data at which a measure does not look, by what it reads
+    "documents": ("val_path", "test_path", "val_fraction", *(w for w, of in LOOKED_AT.items() if None not in of)),
+    "records": ("val_path", "test_path", "val_fraction", "deduplicate", *LOOKED_AT),
+    "labelled": ("sources", "deduplicate", "pair_column", *(w for w, of in LOOKED_AT.items() if "class" not in of)),
+}
 SPLITS = {"documents": ("val", "test"), "records": (), "labelled": ("val", "test", "whole")}
 
 
@@ -37,37 +38,36 @@ def check_net(measure, net: nn.Module) -> None:
 
 def check_data(measure, config: Mapping) -> None:
     """Refuse data that a measure does not read, and words that would change nothing."""
-    node, split, reads = config["data"], config["split"], measure.reads
-    if reads == "records" and node["reader"].get("_target_") != JSONL:
+    reads, split = measure.reads, config["split"]
+    if reads == "records" and config["data"]["reader"].get("_target_") != JSONL:
         raise UserError("this measure reads questions in JSON lines: say data=jsonl data.path=FILE")
-    if split is not None and (split not in SPLITS[reads] or reads == "documents" and config["other"]):
-        others = SPLITS[reads] and not config["other"] or reads == "labelled"
-        raise UserError(f"split={split}: " + (f"it may be {' or '.join(SPLITS[reads])}" if others else
-                                              "all of data.path is read; leave split out"))
-    for word in UNREAD[reads] if config["other"] else ():
-        if node.get(word):
-            raise UserError(f"data.{word} changes nothing in this measure: leave it out")
-    for _, source in sources(node) if config["other"] and reads != "records" else ():
-        check_labels({"labels": "class" if reads == "labelled" else None}, source)
+    splits = () if reads == "documents" and config["other"] else SPLITS[reads]
+    if split is not None and split not in splits:
+        known = f"it may be {' or '.join(splits)}" if splits else "all of data.path is read; leave split out"
+        raise UserError(f"split={split}: {known}")
+    for word in config["words"]:
+        section, _, name = word.partition(".")
+        if section == "data" and name.partition(".")[0] in UNREAD[reads]:
+            raise UserError(f"{word} changes nothing in this measure: leave it out")
 
 
 def read(measure, config: Mapping, tokenizer) -> tuple[str, object]:
     """The split that is measured, and what a measure is called with: see the head of this package."""
-    node, split = config["data"], config["split"]
-    whole = split == "whole"
+    node, split, other = config["data"], config["split"], config["other"]
     if measure.reads == "records":
         return "test", node["path"]
     if measure.reads == "documents":
-        store = data.prepare({"data": node}, tokenizer, split="test" if config["other"] else None)
-        split = "test" if config["other"] else chosen(split, store.splits)
+        store = data.prepare({"data": node}, tokenizer, split="test" if other else None)
+        split = "test" if other else chosen(split, store.splits)
+        if not store[split].n_bytes:
+            raise UserError(f"all documents of {split} are empty: there is nothing to measure")
         return split, store[split]
-    source = Source(node, "class")
+    source, whole = Source(node, "class"), "test" if split == "whole" else None
 
     def documents(split: str) -> Iterator[Document]:
-        found = source.documents(split="test" if whole else None)
-        return (document for name, document in found if name.partition("/")[0] == split)
+        return (document for name, document in source.documents(split=whole) if name.partition("/")[0] == split)
 
-    split = "test" if whole else chosen(split, dict.fromkeys(name.partition("/")[0] for name, _ in source.documents()))
+    split = whole or chosen(split, dict.fromkeys(name.partition("/")[0] for name, _ in source.documents()))
     return split, Labelled(lambda: documents(split), lambda: documents("train"))
 
 

@@ -48,7 +48,8 @@ class MultipleChoice:
     def questions(self, path: str | list[str]) -> Iterator[Question]:
         for place, record in records(path):
             with naming(place):
-                yield Question(place, *self.question(record))
+                pairs, answer = self.question(record)
+            yield Question(place, pairs, answer)
 
     def question(self, record: Mapping) -> tuple[list[Pair], int]:
         before = self.template.replace("{}", text(record, self.question_field))

@@ -39,6 +39,8 @@ def answered(
         with naming(question.place):
             for pair in question.pairs:
                 reader.ids(pair)
+    if not n_questions:
+        raise UserError("there is nothing to measure: no text that would be has a label")
     if reader.n_unknown:
         log.warning("%s texts hold signs or words for which the tokenizer has no token", f"{reader.n_unknown:,}")
     if reader.n_cut:
@@ -58,8 +60,9 @@ def records(path: str | list[str] | None) -> Iterator[tuple[str, dict]]:
             for number, (_, line) in enumerate(lines(stream, piece), 1):
                 if line.strip():
                     empty = False
-                    with naming(f"{file} line {number}"):
-                        yield f"{file} line {number}", record(line)
+                    with naming(place := f"{file} line {number}"):
+                        found = record(line)
+                    yield place, found
         if empty:
             raise UserError(f"{file} holds no questions, only empty lines")
 
