@@ -3,7 +3,6 @@
     python -m lmzoo.evaluate ckpt=RUN                                     on its own test or val
     python -m lmzoo.evaluate ckpt=RUN data=text data.path=held_out.txt    on all of another text
     python -m lmzoo.evaluate ckpt=RUN measure=sliding_window              the likelihood of text
-    python -m lmzoo.evaluate ckpt=FOLDER measure=multiple_choice data.path=a.jsonl    of an exported net
 """
 
 import logging

@@ -10,6 +10,7 @@ from lmzoo import UserError, hf
 from lmzoo.checks import groups
 from lmzoo.evaluate import evaluate
 from lmzoo.evaluate import main as command
+from lmzoo.literal import plain
 from spoken import TEXT
 from test_evaluate import configured
 
@@ -45,22 +46,28 @@ def texts(tmp_path_factory):
                        "measure.words.pos=good")}  # fmt: skip
 
 
-CASES = [("gpt", "sliding_window"), ("bert", "pseudo_perplexity"), ("gpt", "minimal_pairs"), ("bert", "minimal_pairs"),
-         *((model, measure) for model in ("gpt", "bert", "t5") for measure in ("multiple_choice", "labels"))
-         ]  # fmt: skip
+CASES = [("gpt", "sliding_window"), ("bert", "pseudo_perplexity"), ("bert", "minimal_pairs"), ("t5", "multiple_choice"),
+         ("gpt", "labels")]  # fmt: skip
+OTHERS = [("gpt", "minimal_pairs"), ("gpt", "multiple_choice"), ("bert", "multiple_choice"), ("bert", "labels"),
+          ("t5", "labels")]  # fmt: skip
+SLOW = [pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS]
 
 
-@pytest.mark.parametrize("model, measure", CASES)
+@pytest.mark.parametrize("model, measure", CASES + SLOW)
 def test_an_exported_folder_gives_what_its_run_gives(model, measure, runs, texts):
     ours, theirs = (evaluate(configured(f"ckpt={ckpt}", f"measure={measure}", *texts[measure])) for ckpt in runs[model])
     assert ours == pytest.approx(theirs, rel=1e-5) and all(name.startswith("test/") for name in ours)
 
 
-def test_a_runs_own_text(gpt_run):
-    """As the run's task measures it but for the borders of rows; `split` names another part of it."""
+def test_a_runs_own_text(gpt_run, texts):
+    """As the run's task measures it but for the borders of rows; or another text of its kind."""
     found = evaluate(configured(f"ckpt={gpt_run}", "measure=sliding_window"))
     task = evaluate(configured(f"ckpt={gpt_run}"))
     assert found["val/loss"] == pytest.approx(task["val/loss"], rel=0.05)
+    file = texts["sliding_window"][1]
+    other, same = (evaluate(configured(f"ckpt={gpt_run}", "measure=sliding_window", "trainer.accelerator=cpu", *words))
+                   for words in ((file,), ("data=text", file)))  # fmt: skip
+    assert other == same and {name.partition("/")[0] for name in other} == {"test"}
     with pytest.raises(UserError, match="split=test: the data has train and val"):
         evaluate(configured(f"ckpt={gpt_run}", "measure=sliding_window", "split=test"))
 
@@ -115,6 +122,14 @@ def test_mistakes(typed, line, runs, texts, monkeypatch, capsys):
         command()
     said = capsys.readouterr().err
     assert re.search(line, said) and said.count("\n") == 1
+
+
+def test_free_text_is_literal(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    words = ["measure.template='{}, ${x}'", "measure.between=", "measure.words.pos=it's [good]"]
+    config = configured(f"ckpt={tmp_path}", "measure=labels", *words)
+    assert plain(config.measure)["template"] == "'{}, ${x}'" and config.measure.between == ""
+    assert config.measure.words == {"pos": "it's [good]"}
 
 
 @pytest.mark.parametrize("measure", groups()["measure"])
