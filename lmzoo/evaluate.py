@@ -44,12 +44,26 @@ def evaluate(config: DictConfig) -> dict[str, float]:
 
 def measure(config: DictConfig, file: Path) -> dict[str, float]:
     """What `evaluate` does, in the environment of its processes, which take the configuration over from `file`."""
-    from . import checkpoint, data, load
-    from .likelihood.measuring import chosen
-
     config = parts.settled(config)
     if ranks.on_first_rank():
         save(config, file)
+    task, module, split = assemble(config)
+    config.callbacks = {}
+    config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
+    trainer = parts.build_trainer(config, steps=1)
+    run = trainer.validate if split == "val" else trainer.test
+    if ranks.on_first_rank():
+        ranks.hand_over(file)
+    run(task, datamodule=module, verbose=False)
+    parts.end(trainer)
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def assemble(config: DictConfig):
+    """(task, data module, split): the net of `config.ckpt` under its task, and the split to measure it on."""
+    from . import checkpoint, data, load
+    from .likelihood.measuring import chosen
+
     net = load(config.ckpt, tuple(config.trust))
     parts.check_length(config, net)
     trained = checkpoint.read(config.ckpt)["lmzoo"]
@@ -60,20 +74,11 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
     labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
     split = "test" if whole else chosen(config.split, store.splits)
-
-    config.callbacks = {}
-    config.run_dir = escaped(str(Path(config.run_dir) / "evaluation"))
     task = parts.build_task(config, net, net.tokenizer)
     task.identity = trained
     module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed,
                              limits={split: config.trainer.limit_val_batches})
-    trainer = parts.build_trainer(config, steps=1)
-    run = trainer.validate if split == "val" else trainer.test
-    if ranks.on_first_rank():
-        ranks.hand_over(file)
-    run(task, datamodule=module, verbose=False)
-    parts.end(trainer)
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return task, module, split
 
 
 def by_measure(config: DictConfig) -> dict[str, float]:

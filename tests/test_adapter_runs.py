@@ -152,6 +152,7 @@ def test_a_checkpoint_that_does_not_name_its_base_is_refused(moved, entry, value
 def test_a_merged_file_is_a_net_without_a_base(runs, moved):
     file = moved / "whole.ckpt"
     assert f"{file}: give it to lmzoo.load" in merge(str(moved / "lora-gpt"), file, str(moved / "gpt"))
+    assert not (moved / "MANIFEST.json").exists()  # whose folder would pass for a run
     shutil.rmtree(moved / "gpt")
     assert same(lmzoo.load(file), lmzoo.load(runs / "lora-gpt"))
     with pytest.raises(UserError, match="whole.ckpt is a net of its own, without an adapter"):

@@ -151,7 +151,7 @@ def test_last_passes_over_runs_that_a_living_process_trains(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("content", ["[1, 2]", "", "{", '{"last.ckpt": 5}', "null", "3"])
-def test_a_broken_manifest_names_the_files_that_are_there(tmp_path, content):
+def test_a_broken_manifest_is_said_to_be_one_and_names_the_files_that_are_there(tmp_path, content, caplog):
     folder = tmp_path / "run/checkpoints"
     checkpoint.write({"x": 1}, folder / "step-000001.ckpt")
     checkpoint.write({"x": 2}, folder / "last.ckpt")
@@ -159,8 +159,19 @@ def test_a_broken_manifest_names_the_files_that_are_there(tmp_path, content):
     (folder / "MANIFEST.json").write_text(content)
     with pytest.raises(UserError, match="no whole checkpoint .*give one of its files by name: .*step-000001") as error:
         checkpoint.find(tmp_path / "run")
-    assert "short.ckpt" not in str(error.value)
+    said = f"{folder / 'MANIFEST.json'} cannot be read (it was cut short, or edited)"
+    readable = content.startswith('{"')
+    assert "short.ckpt" not in str(error.value) and (said in str(error.value)) != readable
     assert checkpoint.read(checkpoint.find(folder / "step-000001.ckpt")) == {"x": 1}
+    warned = [] if readable else [f"{folder / 'step-000001.ckpt'} is not compared with its sha256: {said}"]
+    assert caplog.messages == warned
+
+
+def test_a_file_that_is_not_listed_leaves_the_manifest_as_it_is(tmp_path):
+    checkpoint.write({"x": 1}, tmp_path / "a.ckpt")
+    checkpoint.write({"x": 2}, tmp_path / "b.ckpt", listed=False)
+    assert checkpoint.names(tmp_path) == ["a.ckpt"] and checkpoint.find(tmp_path).name == "a.ckpt"
+    assert checkpoint.read(tmp_path / "b.ckpt") == {"x": 2}
 
 
 @pytest.mark.parametrize("call", [checkpoint.find, lmzoo.load])

@@ -12,6 +12,7 @@ from lmzoo.tools.export import export
 import lmzoo
 import lmzoo.checkpoint
 import models
+from lmzoo import programs
 from lmzoo.tokenizer import byte
 
 transformers = pytest.importorskip("transformers")
@@ -115,6 +116,85 @@ def test_what_the_card_proposes_runs_and_a_pipeline_names_the_labels(classifier_
     [found] = pipeline(["Some text"])
     assert found["label"] == ["bad", "fair", "good"][expected.argmax()]
     assert found["score"] == pytest.approx(expected.max().item(), abs=1e-5)
+
+
+def example(folder):
+    """What the Python in a folder's card leaves behind."""
+    made = {}
+    exec((folder / "README.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0], made)
+    return made
+
+
+@pytest.mark.parametrize("to", ["torch_export", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_what_the_card_of_a_program_proposes_runs(classifier_run, tmp_path, capsys, to):
+    if to == "onnx":
+        pytest.importorskip("onnxscript"), pytest.importorskip("onnxruntime")
+    run, net = classifier_run
+    told = export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out"), to)
+    file, name = run / "checkpoints" / "last.ckpt", {"torch_export": "model.pt2", "onnx": "model.onnx"}[to]
+    assert f"it is of {file}, step 1,200\nlogits differ from the net's by at most " in told
+    assert float(told.split()[-1]) < 1e-5 and (tmp_path / "out" / name).is_file()
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| labels | bad, fair, good |" in card and "encoder of Embed, Learned, Attention" in card
+    made = example(tmp_path / "out")
+    row = torch.tensor([net.tokenizer.document(net.tokenizer.encode("Some text"))])
+    assert made["ids"].tolist() == row.tolist()
+    given = {"input_ids": row, "attention_mask": torch.ones_like(row), "token_type_ids": torch.zeros_like(row)}
+    expected = net(row)
+    found = (made["model"](**given) if to == "torch_export" else
+             torch.tensor(made["model"].run(None, {name: ids.numpy() for name, ids in given.items()})[0]))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert str(expected[0, 0].item())[:6] in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_program_without_a_run_has_no_card(gpt_run, tmp_path):
+    export(str(gpt_run), str(tmp_path / "hf"))
+    told = export(str(tmp_path / "hf"), str(tmp_path / "out"), "torch_export")
+    assert f"it is of {tmp_path / 'hf'}\n" in told
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {
+        "model.pt2", "tokenizer.json", "tokenizer_config.json"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_eight_bits_and_what_they_cost(gpt_run, tmp_path):
+    """The fp32 program has the bits per byte that the run ended with."""
+    pytest.importorskip("onnxscript"), pytest.importorskip("onnxruntime")
+    told = export(str(gpt_run), str(tmp_path / "out"), "onnx_int8")
+    cost = json.loads((tmp_path / "out" / "int8.json").read_text())
+    ended = json.loads((gpt_run / "result.json").read_text())["val/bits_per_byte"]
+    assert cost["unit"] == "bits per byte" and cost["fp32"] == pytest.approx(ended, abs=1e-4)
+    assert 1e-7 < abs(cost["int8"] - ended) < 0.1 and cost["size"] < 0.7 and cost["speed"] > 0
+    line = f"validation bits per byte {cost['fp32']:.4f} -> {cost['int8']:.4f} ("
+    assert line in told and line in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    net, run = lmzoo.load(gpt_run), programs.opened(tmp_path / "out" / "model.onnx")
+    rows = programs.example(net, 2, 9)
+    torch.testing.assert_close(run(rows), net(**rows), atol=0.1, rtol=0)
+
+
+@pytest.mark.slow
+def test_eight_bits_without_a_run(gpt_run, tmp_path):
+    pytest.importorskip("onnxscript"), pytest.importorskip("onnxruntime")
+    export(str(gpt_run), str(tmp_path / "hf"))
+    told = export(str(tmp_path / "hf"), str(tmp_path / "out"), "onnx_int8")
+    assert "validation loss not measured: a folder of transformers has no validation split" in told
+
+
+def test_the_newest_checkpoint_or_the_best_or_the_one_that_is_named(gpt_run, tmp_path):
+    folder = tmp_path / "run" / "checkpoints"
+    shutil.copytree(gpt_run / "checkpoints", folder)
+    for name in ("best-000002-2.5.ckpt", "best-000004-1.5.ckpt", "best-000006-10.5.ckpt", "last.ckpt"):
+        lmzoo.checkpoint.link(next(folder.glob("step-*.ckpt")), name)
+    for number, (run, best, taken) in enumerate([(tmp_path / "run", False, "last.ckpt"),
+                                                 (tmp_path / "run", True, "best-000004-1.5.ckpt"),
+                                                 (folder / "best-000002-2.5.ckpt", False, "best-000002-2.5.ckpt")]):
+        told = export(str(run), str(tmp_path / str(number)), best=best)
+        assert told.endswith(f"it is of {folder / taken}, step 6")
+        assert f"`{taken}`, after 6" in (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
+    for run in (folder / "last.ckpt", tmp_path / "0"):
+        with pytest.raises(lmzoo.UserError, match="^--best: "):
+            export(str(run), str(tmp_path / "new"), best=True)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_run_of_which_little_is_left(gpt_run, tmp_path):

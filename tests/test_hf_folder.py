@@ -4,11 +4,16 @@ import json
 import logging
 
 import pytest
+import tokenizers
 import torch
+from lmzoo.tools.export import export
 
+import lmzoo
 import models
+import tiny_run
 from lmzoo import hf
 from lmzoo.errors import UserError
+from lmzoo.tokenizer import byte
 
 transformers = pytest.importorskip("transformers")
 
@@ -86,3 +91,42 @@ def test_a_folder_in_use_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not empty"):
         hf.to_hf(models.make("gpt"), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+WIDE = {"d_model": 24, "d_kv": 8, "num_heads": 3, "num_layers": 2, "d_ff": 40}
+NARROW = {"hidden_size": 24, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 40}
+FOREIGN = {  # how transformers itself makes it, and what it was made for
+    "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 24, "n_head": 3, "n_layer": 2, "n_positions": 32}, "clm"),
+    "LlamaForCausalLM": ("LlamaConfig", NARROW | {"num_key_value_heads": 1, "max_position_embeddings": 32}, "clm"),
+    "BertForMaskedLM": ("BertConfig", NARROW | {"max_position_embeddings": 32}, "mlm"),
+    "T5ForConditionalGeneration": ("T5Config", WIDE, "span_corruption"),
+    "T5ForConditionalGeneration v1.1": ("T5Config", WIDE | {"feed_forward_proj": "gated-gelu"}, "span_corruption"),
+}
+
+
+@pytest.mark.parametrize("name", [name if "Bert" in name else pytest.param(name, marks=pytest.mark.slow)
+                                  for name in FOREIGN])
+def test_a_run_starts_from_a_folder_of_transformers_and_goes_back(name, tmp_path):
+    """By a step of rate 0: with its weights and its tokenizer, to a net of theirs with its logits."""
+    config, sizes, task = FOREIGN[name]
+    folder, run, cls = tmp_path / "theirs", tmp_path / "run", getattr(transformers, name.split()[0])
+    own = byte([], 400)
+    roles = {f"{role}_token": own.token(getattr(own, role)) for role in ("bos", "eos", "pad", "unk", "mask")}
+    ids = {f"{role}_token_id": getattr(own, role) for role in ("bos", "eos", "pad")}
+    theirs = cls(getattr(transformers, config)(vocab_size=400, **sizes, **ids)).eval()
+    theirs.save_pretrained(folder)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer.from_str(own.json), **roles).save_pretrained(folder)  # fmt: skip
+    words = tiny_run.spoken(tiny_run.texts(tmp_path), f"task={task}", "data=text", f"init_from={folder}",
+                            f"run_dir={run}", "optim.lr=0", "trainer.max_steps=1", "data.row_length=24")  # fmt: skip
+    with tiny_run.lean():
+        lmzoo.fit(lmzoo.compose(*(word for word in words if not word.startswith(("model.", "size=", "tokenizer=")))))
+    export(str(run), str(tmp_path / "back"))
+    rows = {"input_ids": models.ids(2, 11, vocab_size=400), "attention_mask": torch.ones(2, 11, dtype=torch.long)}
+    rows |= {"decoder_input_ids": models.ids(2, 5, vocab_size=400)} if task == "span_corruption" else {}
+    expected = theirs(**rows).logits
+    assert expected.std() > 0.01
+    for net in lmzoo.load(folder), lmzoo.load(run):
+        torch.testing.assert_close(net(**rows), expected, atol=1e-5, rtol=0)
+        assert net.tokenizer.encode("Some text") == own.encode("Some text")
+    torch.testing.assert_close(cls.from_pretrained(tmp_path / "back")(**rows).logits, expected, atol=1e-5, rtol=0)

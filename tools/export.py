@@ -1,41 +1,172 @@
-"""Hand a run to Hugging Face: a folder that transformers opens, with its logits, its tokenizer
-and a model card.
-
-python -m lmzoo.tools.export RUN FOLDER
-
-GPT-2, Llama, BERT, T5 v1.0 and v1.1 are exported; of nets trained on labelled data those of BERT,
-read at the first token (classes, numbers) or at each (tags). The card, README.md, says what the
+"""Hand a run over: a folder with its net, its tokenizer and a model card, README.md, of what the
 run's own files say.
+
+python -m lmzoo.tools.export RUN FOLDER [--to hf] [--best]
+
+hf             what transformers opens, with the same logits: GPT-2, Llama, BERT, T5 v1.0 and v1.1;
+               of nets trained on labelled data those of BERT, read at the first token (classes,
+               numbers) or at each (tags)
+torch_export   any net as model.pt2, for torch.export.load: no code of lmzoo is needed, and any
+               number of rows of any length can be read
+onnx           the same as model.onnx, for onnxruntime and others (extra onnx)
+onnx_int8      the same with weights of eight bits; int8.json says what that costs on the
+               validation split and how quick it is beside fp32
+
+RUN is a run's folder (its newest checkpoint, or with --best the best in validation), a checkpoint
+file, or a folder of transformers.
 """
 
-from lmzoo.tools import answer, parser
+import json
+import math
+import time
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 
-from lmzoo import checkpoint, hf, load
+import torch
+from lmzoo.tools import answer, parser
+from torch import nn
+
+from lmzoo import UserError, checkpoint, compose, hf, load, programs
+from lmzoo.evaluate import assemble
 from lmzoo.hf import card
 
+FORMATS = ("hf", *programs.FILES)
+ROUNDS = 21  # of each arm, by turns
 
-def export(run: str, folder: str) -> str:
-    """Write the net of `run` (a run's folder or a checkpoint) to the new `folder`; what to do with it then."""
+
+def export(run: str, folder: str, to: str = "hf", best: bool = False) -> str:
+    """Write the net of `run` to the new `folder`; of which checkpoint it is, and what to do with it then."""
     folder = hf.check_folder(folder)
-    net = load(run)
-    if hf.is_hf_folder(run):
-        hf.to_hf(net, folder)
+    if to.startswith("onnx"):
+        programs.check_packages()
+    is_run = not hf.is_hf_folder(run)
+    if best and not is_run:
+        raise UserError(f"--best: {run} is a folder of transformers, which has no checkpoints: leave it out")
+    file = Path(run) if not is_run else best_of(run) if best else checkpoint.find(run)
+    state = checkpoint.read(file, tensors=False) if is_run else {}
+    net = load(file)
+    if to == "hf":
+        hf.to_hf(net, folder, card.label_words(checkpoint.identify(state, file)) if is_run else None)
+        format, told = card.of_transformers(net, folder), card.note(net)
+        how = "open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
     else:
-        file = checkpoint.find(run)
-        state = checkpoint.read(file, tensors=False)
-        hf.to_hf(net, folder, card.label_words(checkpoint.identify(state, file)))
-        card.write_card(net, folder, state, file)
-    told = f"{folder}: open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
-    return "\n".join(filter(None, [told, card.note(net)]))
+        format, told = write_program(net, folder, to, file, is_run)
+        how = f"run it by\n\n{format.use}\n"
+    if is_run:
+        card.write_card(net, folder, state, file, format)
+    of = f"{file}, step {state['global_step']:,}" if is_run else file
+    return "\n".join(filter(None, [f"{folder}: {how}", f"it is of {of}", told]))
+
+
+def best_of(run: str) -> Path:
+    """The checkpoint of a run that was the best in validation, by what the run looked at."""
+    from lmzoo.callbacks import Checkpoints  # slow to import, and seldom wanted
+
+    file = checkpoint.find(run)
+    config = checkpoint.identify(checkpoint.read(file, tensors=False), file)["config"]
+    found = Checkpoints(file.parent, monitor=config.get("checkpoint", {}).get("monitor", "val/loss")).best()
+    if found is None or file == Path(run):
+        raise UserError(f"--best: give the folder of a run with a checkpoint best-..., which {run} is not")
+    return found
+
+
+def write_program(net: nn.Module, folder: Path, to: str, file: Path, is_run: bool) -> tuple[card.Format, str]:
+    """Write `net`, which is that of `file`, as a program to `folder`; what a card says of it, and what to tell."""
+    program = programs.trace(net)
+    if to != "torch_export":
+        program = programs.to_onnx(net, program)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, more = folder / programs.FILES[to], ""
+    with TemporaryDirectory() as apart:
+        if to == "torch_export":
+            torch.export.save(program, written)
+        else:
+            plain = written if to == "onnx" else Path(apart, "model.onnx")
+            program.save(plain)
+        if to == "onnx_int8":
+            programs.to_int8(plain, written)
+            cost = costs(net, plain, written, file if is_run else None)
+            (folder / "int8.json").write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
+            told = said(cost)
+            more = f"## Weights of eight bits\n\n{told}."
+        else:
+            told = f"logits differ from the net's by at most {difference(net, written):.1g}"
+    if tokenizer := getattr(net, "tokenizer", None):
+        hf.write_tokenizer(tokenizer, folder, net)
+    return card.Format(*programs.described(net, written), more), told
+
+
+def difference(net: nn.Module, file: Path) -> float:
+    """The largest between the logits of `net` and of its program in `file`, over rows of several lengths."""
+    run, longest = programs.opened(file), net.max_positions or 64
+    with torch.no_grad():
+        tried = (programs.example(net, batch, min(length, longest)) for batch, length in ((1, 1), (3, 17), (2, 64)))
+        return max(float((run(rows) - net(**rows)).abs().max()) for rows in tried)
+
+
+def costs(net: nn.Module, plain: Path, small: Path, file: Path | None) -> dict[str, float | str]:
+    """What the int8 program `small` costs and saves beside the fp32 one, `plain`: the ratios of size and speed, and the
+    loss of both on the validation split of the run whose checkpoint `file` is."""
+    runs = {"fp32": programs.opened(plain), "int8": programs.opened(small)}
+    rows = programs.example(net, 1, min(128, net.max_positions or 128))
+    times = {arm: [] for arm in runs}
+    for _ in range(ROUNDS):
+        for arm, run in runs.items():
+            begin = time.perf_counter()
+            run(rows)
+            times[arm].append(time.perf_counter() - begin)
+    cost = {"size": small.stat().st_size / plain.stat().st_size,
+            "speed": median(times["fp32"]) / median(times["int8"]), "row": rows["input_ids"].shape[1]}
+    try:
+        if file is None:
+            raise UserError("a folder of transformers has no validation split")
+        return cost | losses(file, {arm: programs.Program(net, run) for arm, run in runs.items()})
+    except UserError as error:  # the data may have stayed where the run was
+        return cost | {"unmeasured": str(error)}
+
+
+@torch.no_grad()
+def losses(file: Path, nets: Mapping[str, nn.Module]) -> dict[str, float | str]:
+    """{"unit": of the loss, name: loss} of each of `nets` in the place of a checkpoint's, on its run's validation."""
+    from lmzoo.tasks.clm import CausalLM
+
+    config = compose(f"ckpt={file}")
+    config.split = "val"
+    task, data, split = assemble(config)
+    task.eval()
+    loaders, sums = data.val_dataloader(), {name: {"nll": 0.0, "targets": 0} for name in nets}
+    for batch in chain.from_iterable(loaders if isinstance(loaders, list) else [loaders]):
+        for name, task.net in nets.items():
+            found = task.loss(batch)
+            sums[name] = {word: value + found[word].item() for word, value in sums[name].items()}
+    whole = data.n_evaluated(split) == data.n_rows(split)
+    if isinstance(task, CausalLM) and whole:
+        unit, n = "bits per byte", math.log(2) * data.n_bytes(split)
+    else:
+        unit = "squared error" if config.task.get("labels") == "number" else "nats per target"
+        n = max(1, sums["fp32"]["targets"])
+    return {"unit": unit} | {name: own["nll"] / n for name, own in sums.items()}
+
+
+def said(cost: Mapping) -> str:
+    """The costs in a line."""
+    loss = f"loss not measured: {cost['unmeasured']}" if "unmeasured" in cost else (
+           f"{cost['unit']} {cost['fp32']:.4f} -> {cost['int8']:.4f} ({cost['int8'] - cost['fp32']:+.4f})")
+    speed = f"speed x {cost['speed']:.2f} (a row of {cost['row']} tokens)"
+    return f"int8 beside fp32: size x {cost['size']:.2f}, {speed}, validation {loss}"
 
 
 def main() -> None:
     arguments = parser(__doc__)
-    arguments.add_argument("run", help="a run's folder, or a checkpoint file")
+    arguments.add_argument("run", help="a run's folder, a checkpoint file, or a folder of transformers")
     arguments.add_argument("folder", help="where to write; must not hold anything yet")
-    arguments.add_argument("--to", choices=["hf"], default="hf", help="whose format (hf)")
+    arguments.add_argument("--to", choices=FORMATS, default=FORMATS[0], help="the format")
+    arguments.add_argument("--best", action="store_true", help="the run's best checkpoint, not its newest")
     given = arguments.parse_args()
-    answer(export, given.run, given.folder)
+    answer(export, given.run, given.folder, given.to, given.best)
 
 
 if __name__ == "__main__":

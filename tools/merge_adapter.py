@@ -21,7 +21,7 @@ def merge(run: str, file: Path, base: str | None = None) -> str:
     net = checkpoint.load(found, base=base)
     whole = identity | {"config": identity["config"] | {"adapter": None}, "base": {}}
     weights = {f"net.{name}": weight for name, weight in net.state_dict().items()}
-    checkpoint.write({"state_dict": weights, "global_step": state["global_step"], "lmzoo": whole}, file)
+    checkpoint.write({"state_dict": weights, "global_step": state["global_step"], "lmzoo": whole}, file, listed=False)
     return f"{file}: give it to lmzoo.load, evaluate and generate, or start a run from it, init_from={file}"
 
 

@@ -121,7 +121,7 @@ class Attention(nn.Module):
         """
         layout, dtype = layout.within(self.window), product_dtype(x)
         kernel = self.kernel(x.device, dtype, layout.k_positions.shape[1])
-        able = self.d_head >= NARROW and not (self.training and self.dropout)
+        able = self.d_head >= NARROW and not (self.training and self.dropout or torch.compiler.is_exporting())
         able = able and not (x.device.type == "cpu" and torch.is_grad_enabled())  # where it has no backward pass
         return layout.lower(position, self.window, dtype, kernel == "matmul", kernel == "flex" and able)
 

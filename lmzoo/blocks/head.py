@@ -79,7 +79,8 @@ class Pooler(nn.Module):
             return mean.to(hidden.dtype)
         columns = torch.arange(keep.shape[1], device=keep.device)
         column = (keep * columns).argmax(1) if self.pool == "last" else keep.argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), column]
+        rows = torch.arange(hidden.shape[0], device=hidden.device)  # len(hidden) would be a constant in a program
+        return hidden[rows, column]
 
 
 class Classifier(Pooler):

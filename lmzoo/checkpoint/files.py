@@ -41,7 +41,8 @@ def find(path: str | Path) -> Path:
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.exists():
         raise UserError(f"{path} does not exist: give a checkpoint file or a run folder")
-    listed, damaged = _manifest(folder), []
+    entries, damaged = _entries(folder), []
+    listed = entries or {}
     for name, digest in reversed(listed.items()):
         file = folder / name
         if file.exists() and _sha256(file) == digest:
@@ -51,8 +52,9 @@ def find(path: str | Path) -> Path:
         damaged += [name] if file.exists() else []
     unlisted = [file for file in folder.glob("*.ckpt") if file.name not in listed and _is_one(file) and _is_torch(file)]
     unlisted = ", ".join(map(str, sorted(unlisted, key=lambda file: file.stat().st_mtime_ns, reverse=True)))
+    known = f" that its {MANIFEST} lists" if entries is not None else f" that is known, since {_broken(folder)}"
     raise UserError(f"{path} has no whole checkpoint" + (f" (damaged: {', '.join(damaged)})" if damaged else "")
-                    + (f" that its {MANIFEST} lists; give one of its files by name: {unlisted}" if unlisted else ""))
+                    + (f"{known}; give one of its files by name: {unlisted}" if unlisted else ""))
 
 
 def newest_run() -> Path:
@@ -86,7 +88,9 @@ def read(path: str | Path, map_location: object = "cpu", tensors: bool = True) -
     or is no checkpoint of plain types.
     """
     path = Path(path)
-    digest = _manifest(path.parent).get(path.name)
+    if (entries := _entries(path.parent)) is None:
+        log.warning("%s is not compared with its sha256: %s", path, _broken(path.parent))
+    digest = (entries or {}).get(path.name)
     if digest and _sha256(path) != digest:
         raise UserError(f"{path} is damaged: its sha256 is not the one in {MANIFEST}; take another of its run")
     if path.exists() and not (_is_one(path) and _is_torch(path)):
@@ -108,9 +112,10 @@ def read(path: str | Path, map_location: object = "cpu", tensors: bool = True) -
         raise UserError(f"{path} is not a whole checkpoint of plain types: {reason}") from error
 
 
-def write(state: Mapping, path: str | Path) -> None:
+def write(state: Mapping, path: str | Path, listed: bool = True) -> None:
     """Writes `state` at `path`: beside it first, opened once as a stranger would, then in one move; notes its sha256.
 
+    Not `listed`: a file that is no part of a run's folder, or must not be taken for its newest; nothing is noted.
     Raises what the file system or torch raises (full disk, a value that is not plain), leaving what was there whole.
     """
     path = Path(path)
@@ -123,7 +128,8 @@ def write(state: Mapping, path: str | Path) -> None:
             raise sink.error or error from None
         file.flush()
         torch.load(temporary, weights_only=True, map_location="cpu", mmap=True)
-    _note(path.parent, {path.name: sink.sha256.hexdigest()})
+    if listed:
+        _note(path.parent, {path.name: sink.sha256.hexdigest()})
 
 
 def write_shares(state: dict, path: str | Path) -> None:
@@ -170,13 +176,24 @@ def names(folder: str | Path) -> list[str]:
     return list(_manifest(Path(folder)))
 
 
-def _manifest(folder: Path) -> dict[str, str]:
-    """{file name: sha256}, in the order of writing; empty where a folder has no manifest that can be read."""
+def _entries(folder: Path) -> dict[str, str] | None:
+    """{file name: sha256}, in the order of writing; None where a folder's manifest cannot be read."""
     try:
         entries = json.loads((folder / MANIFEST).read_text())
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         return {}
-    return entries if isinstance(entries, dict) else {}
+    except ValueError:
+        return None
+    return entries if isinstance(entries, dict) else None
+
+
+def _broken(folder: Path) -> str:
+    return f"{folder / MANIFEST} cannot be read (it was cut short, or edited)"
+
+
+def _manifest(folder: Path) -> dict[str, str]:
+    """The same; empty where it cannot be read."""
+    return _entries(folder) or {}
 
 
 def _note(folder: Path, entries: Mapping[str, str | None]) -> None:

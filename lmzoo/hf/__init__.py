@@ -18,7 +18,7 @@ from ..errors import UserError
 from . import architectures, weights
 from .tokenizer import quiet, read_tokenizer, transformers, write_tokenizer
 
-__all__ = ["check_folder", "from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf"]
+__all__ = ["check_folder", "from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf", "write_tokenizer"]
 
 log = logging.getLogger(__name__)
 

@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import nn
 
@@ -34,26 +35,42 @@ def label_words(identity: Mapping) -> dict:
     return words
 
 
-def write_card(net: nn.Module, folder: Path, state: Mapping, file: Path) -> None:
+class Format(NamedTuple):
+    """What a card says of the format: the words at its head, what the net is called there, how it is used (Python),
+    and what more there is to say."""
+
+    head: dict[str, str]
+    architecture: str
+    use: str
+    more: str = ""
+
+
+def of_transformers(net: nn.Module, folder: Path) -> Format:
+    """What there is to say of `net`, which was written to `folder` for transformers."""
+    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    kind, example = next(found for end, found in KINDS.items() if architecture.endswith(end))
+    use = (f"from transformers import AutoTokenizer, {architecture}\n"
+           f"tokenizer, model = (kind.from_pretrained({str(folder)!r}) for kind in (AutoTokenizer, {architecture}))\n"
+           f"print({example})")  # fmt: skip
+    return Format({"library_name": "transformers", "pipeline_tag": kind}, architecture, use, note(net))
+
+
+def write_card(net: nn.Module, folder: Path, state: Mapping, file: Path, format: Format) -> None:
     """README.md in `folder`, to which `net` of the checkpoint `state` in `file` is exported; its run's picture."""
     run = file.parent.parent if file.parent.name == "checkpoints" else file.parent
     identity, picture = checkpoint.identify(state, file), run / "loss.png"
-    architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    kind, example = next(found for end, found in KINDS.items() if architecture.endswith(end))
     if picture.is_file():
         shutil.copyfile(picture, folder / picture.name)
     sections = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {kind}\n---",
-        f"# {identity['config'].get('name') or architecture}",
-        table(("", ""), facts(net, architecture, identity, state, file.name)),
+        "\n".join(["---", *(f"{word}: {value}" for word, value in format.head.items()), "---"]),
+        f"# {identity['config'].get('name') or format.architecture}",
+        table(("", ""), facts(net, format.architecture, identity, state, file.name)),
         results(run, identity["config"]),
         f"![loss]({picture.name})" if picture.is_file() else "",
         commands(run),
-        f"## Use\n\n```python\nfrom transformers import AutoTokenizer, {architecture}\n"
-        f"tokenizer, model = (kind.from_pretrained({str(folder)!r}) for kind in (AutoTokenizer, {architecture}))\n"
-        f"print({example})\n```",
-        note(net),
-    ]  # fmt: skip
+        f"## Use\n\n```python\n{format.use}\n```",
+        format.more,
+    ]
     (folder / "README.md").write_text("\n\n".join(filter(None, sections)) + "\n", encoding="utf-8")
 
 
