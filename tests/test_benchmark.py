@@ -193,6 +193,7 @@ def test_a_small_run_of_scale(tmp_path, monkeypatch):
     assert (tmp_path / "scale.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_sentences_are_lines_of_some_words():
     lines = list(islice(packing.sentences(), 1000))
     assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)

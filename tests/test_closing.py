@@ -12,6 +12,7 @@ import lmzoo
 import tiny_run
 from lmzoo import UserError, checkpoint
 from lmzoo.callbacks import EarlyStopping
+from marks import slow_but
 from tiny_run import TASKS, digest, lean, rows, spoken
 
 
@@ -128,8 +129,7 @@ def tested(texts, tmp_path_factory):
     return words, folder
 
 
-@pytest.mark.parametrize("cut", [cut if cut.startswith(("killed", "told to go in the test")) else pytest.param(
-    cut, marks=pytest.mark.slow) for cut in CUTS])  # fmt: skip
+@pytest.mark.parametrize("cut", slow_but(["killed in the last validation", "told to go in the test"], CUTS))
 def test_a_run_that_was_cut_off_behind_its_last_step_is_ended_by_going_on(tested, tmp_path, monkeypatch, capsys, cut):
     """The rows, the result and the files of the run that nobody disturbed; then it is complete."""
     (words, whole), run, (place, act, end) = tested, tmp_path / "run", CUTS[cut]

@@ -20,10 +20,9 @@ from lmzoo import UserError, memory
         (("model=t5", "size=base"), "247,577,856"),
     ],
 )
-def test_published_sizes(words, total):
-    text = count(*words)
-    assert total in text
-    assert max(map(len, text.splitlines())) <= 100
+def test_published_sizes(words, total, monkeypatch):
+    monkeypatch.setattr("lmzoo.tools.count.memory_table", lambda *_: "")
+    assert total in count(*words)
 
 
 def test_memory_says_which_engine_fits():
@@ -60,7 +59,7 @@ def test_the_arithmetic_is_that_of_the_precision():
     """Weights of 2 bytes in bf16-true, of 4 else; what is kept for the backward pass is of 2 bytes in either bf16."""
     rows = {}
     for word in ("32-true", "bf16-mixed", "bf16-true", "16-mixed"):
-        text = count("model=gpt", "size=base", "data.micro_batch_size=1", f"trainer.precision={word}")
+        text = count("model=gpt", "size=tiny", "data.micro_batch_size=1", f"trainer.precision={word}")
         assert f"memory of a device in {word}" in text
         rows[word] = [*map(in_bytes, re.findall(r"[\d.]+ [MG]B", re.search(r"one device +1 +(.+)", text)[1]))]
     assert rows["bf16-true"][0] == pytest.approx(rows["32-true"][0] / 2, rel=0.01)
@@ -81,8 +80,9 @@ def test_the_command_says_how_it_is_used():
     assert done.returncode == 0 and "model=gpt size=base" in done.stdout
 
 
-def test_the_optimizer_s_groups():
+def test_the_optimizer_s_groups(monkeypatch):
     """BERT-base without its embeddings: 12 layers of 7,077,888 for Muon, the head's matrix for AdamW."""
+    monkeypatch.setattr("lmzoo.tools.count.memory_table", lambda *_: "")
     text = count("model=bert", "size=base", "optim=muon", "optim.freeze=[embed*,position*]")
     assert [row.split()[:4] for row in text.split("\n\n")[1].splitlines()[1:3]] == [
         ["muon_decay", "72", "84,934,656", "0.1"], ["decay", "1", "589,824", "0.1"],

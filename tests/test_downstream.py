@@ -14,6 +14,7 @@ import tiny_run
 from downstream_run import examples, task
 from lmzoo.errors import UserError
 from lmzoo.evaluate import evaluate
+from marks import slow_but
 from test_evaluate import configured
 
 PAIR = {"tokens": np.array([1, 7, 8, 2, 9, 2]), "second": 4, "label": 1, "key": (0, 0, 3)}
@@ -96,9 +97,9 @@ def words(folder, kind, model, unlabelled=0):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "model"), [
+@pytest.mark.parametrize(("kind", "model"), slow_but([("classification", "bert"), ("regression", "gpt")], [
     ("classification", "bert"), ("classes", "t5"), ("regression", "gpt"), ("token_classification", "bert"),
-])  # fmt: skip
+]))  # fmt: skip
 def test_a_run_of_each_kind_is_tested_and_evaluated_alike(tmp_path, kind, model):
     """Evaluation knows what the checkpoint says of the labels."""
     _, found = lmzoo.fit(lmzoo.compose(*words(tmp_path, kind, model)))

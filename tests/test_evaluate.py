@@ -19,6 +19,7 @@ from lmzoo.evaluate import main as command
 from lmzoo.literal import prepared
 from lmzoo.runs import finish
 from lmzoo.schema import register
+from marks import slow_but
 
 
 def configured(*words):
@@ -148,7 +149,7 @@ def test_the_command_prints_one_line(gpt_run, monkeypatch, capsys):
     assert len(lines) == 1 and lines[0].startswith("val    loss ")
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("mixed", slow_but([True], [False, True]))
 def test_a_run_whose_data_has_changed_says_so(words, corpus, tmp_path, caplog, mixed):
     own = tmp_path / "own.txt"
     own.write_text(corpus.read_text())

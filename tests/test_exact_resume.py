@@ -14,6 +14,7 @@ import torch
 
 import lmzoo
 import tiny_run
+from marks import slow_but
 from tiny_run import TASKS, digest, rows, spoken
 
 
@@ -57,7 +58,10 @@ CASES |= {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+QUICK = ("span_corruption, 4 micro-batches", "clm, 2 workers", "classification, 4 micro-batches", "muon, isolated")
+
+
+@pytest.mark.parametrize("case", slow_but(QUICK, CASES))
 def test_bit_for_bit(texts, tmp_path, case):
     """Resumed in the first epoch and in the second: the same weights, moments, losses, rates and rows."""
     whole = tmp_path / "whole"

@@ -10,6 +10,7 @@ from lmzoo import literal
 from lmzoo.errors import UserError
 from lmzoo.literal import load, plain, prepared, quote, restore, save
 from lmzoo.schema import register
+from marks import slow_but
 
 FREE = {  # every word that is text or a path, but for lists
     "train": ("name", "run_dir", "ckpt", "init_from", "tokenizer.path", "tokenizer.special.bos", "data.path",
@@ -50,7 +51,7 @@ def test_prompts_are_literal(text):
     assert prompted(text) == text
 
 
-@pytest.mark.parametrize("command", FREE)
+@pytest.mark.parametrize("command", slow_but(["generate", "evaluate"], FREE))
 def test_every_free_text_is_literal_through_the_run_folder_too(command, tmp_path):
     """Each word has had each value once in the end."""
     for at in range(len(TEXTS)):

@@ -162,6 +162,7 @@ def trained(rank=0, world=1):
     return weights(module)
 
 
+@pytest.mark.slow
 def test_two_ranks_are_one(tmp_path):
     """To the last digits (7e-8); torch's Newton-Schulz in bfloat16 makes 2e-4 of gradients that differ by 5e-10."""
     with newton_schulz_in_fp32():

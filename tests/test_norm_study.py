@@ -18,6 +18,7 @@ def test_the_norm_is_over_all_weights_of_a_block():
     assert norm_study.norm(block) == pytest.approx(7.0)
 
 
+@pytest.mark.slow
 def test_a_small_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     draw = random.Random(0)

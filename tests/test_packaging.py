@@ -47,6 +47,7 @@ def test_every_file_is_in_the_wheel(unpacked):
                 assert (unpacked / "lmzoo" / inside / file.relative_to(ROOT / folder)).is_file(), file
 
 
+@pytest.mark.slow
 def test_the_folder_that_holds_a_checkout_is_a_folder_like_any(tmp_path):
     """Python finds the checkout in it, ahead of the package that is installed; its runs/ is not lmzoo/runs.py."""
     (tmp_path / "lmzoo").mkdir()

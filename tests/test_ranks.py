@@ -14,6 +14,7 @@ from torch.distributed import DistBackendError, TCPStore
 import lmzoo
 from lmzoo import UserError, parts, ranks
 from lmzoo.literal import plain
+from marks import slow_but
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_a_job_that_was_cancelled_stays_out_of_the_queue(slurm, state, reason, a
                     f"job 17 is being ended (JobState={state}): it is not put into the queue again")  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGTERM"])
+@pytest.mark.parametrize("name", slow_but(["SIGUSR1"], ["SIGUSR1", "SIGTERM"]))
 def test_a_job_that_is_told_to_go_while_it_prepares_queues_itself_again(slurm, name):
     """A reader of the user's own is at work, for as long as it takes."""
     (slurm.parent / "mine.py").write_text("import pathlib, time\n\ndef read(path):\n    pathlib.Path('begun').touch()\n"

@@ -83,6 +83,7 @@ def test_what_is_not_defined_is_left_out_and_never_warns(tmp_path, recwarn):
     assert not [warning for warning in recwarn if "variance" in str(warning.message)]
 
 
+@pytest.mark.slow
 def test_other_batch_sizes_and_two_ranks_give_the_same(tmp_path):
     """Of seven texts in four batches rank 1 has three and a filler; in one, nothing but a filler."""
     expected = evaluate(tmp_path / "one", size=7)

@@ -17,6 +17,7 @@ import lmzoo
 import small_run
 from lmzoo import UserError, checkpoint
 from lmzoo.callbacks import Checkpoints, saving
+from marks import slow_but
 from small_run import At, names, rows, run, score
 
 
@@ -149,7 +150,7 @@ def test_a_run_keeps_to_its_metric(tmp_path):
         run(tmp_path, ckpt=checkpoint.find(tmp_path), monitor="val/f1")
 
 
-@pytest.mark.parametrize("monitor", ["val/Loss", "val/a", "val/a/f1"])
+@pytest.mark.parametrize("monitor", slow_but(["val/Loss"], ["val/Loss", "val/a", "val/a/f1"]))
 def test_a_metric_that_no_validation_will_have_is_refused_before_the_first_step(words, tmp_path, corpus, monitor):
     """With those that it will have, named sets' too; what it has is let through."""
     sets = ("model=gpt", "task=clm", f"data.val_path.a={corpus}", f"data.path={tmp_path / 'text.txt'}")

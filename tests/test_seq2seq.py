@@ -20,6 +20,7 @@ import tiny_run
 from downstream_run import OPTIM, TEXTS, TOKENIZER, examples, learn
 from lmzoo.errors import UserError
 from lmzoo.evaluate import evaluate as evaluate_run
+from marks import slow_but
 from test_evaluate import configured
 
 PAIR = {"tokens": np.array([1, 7, 8, 2, 9, 5, 2]), "second": 4, "key": (0, 0, 3)}
@@ -92,7 +93,7 @@ def test_scores_by_hand():
     assert model.judged(["the cat sat"], ["the cat"])["rouge1"] == pytest.approx(2 * (2 / 3) / (2 / 3 + 1))
 
 
-@pytest.mark.parametrize("name", ["gpt", "t5"])
+@pytest.mark.parametrize("name", slow_but(["gpt"], ["gpt", "t5"]))
 def test_what_is_learned_is_written(tmp_path, name):
     tested = task(name)
     assert learn(tested, pairs(), steps=300) < 0.05
@@ -145,7 +146,7 @@ def words(folder, model, *more):
             f"data.cache_dir={folder / 'cache'}", *more]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", ["gpt", "transformer"])
+@pytest.mark.parametrize("model", slow_but(["transformer"], ["gpt", "transformer"]))
 def test_a_run_is_tested_and_evaluated_alike(tmp_path, model):
     _, found = lmzoo.fit(lmzoo.compose(*words(tmp_path, model, "data.template=turn: {} !", "task.n_beams=2")))
     rows = list(map(json.loads, (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()))

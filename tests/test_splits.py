@@ -15,6 +15,7 @@ from torch.nn.utils import clip_grad_norm_
 import lmzoo
 import tiny_run
 from lmzoo.train import assemble
+from marks import slow_but
 from tiny_run import TASKS, rows, spoken
 
 SGD = (
@@ -33,7 +34,7 @@ PLAIN = {task: (*words, *SGD, *(["task.head.dropout=0"] if task == "classificati
          for task, words in TASKS.items()}  # fmt: skip
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", slow_but(["clm", "span_corruption"], TASKS))
 def test_a_step_is_one_for_any_split(texts, tmp_path, task):
     """Four steps, the last of an epoch among them, of 8 rows, 2 and 1 a forward: weights and rows to 1e-6."""
     found = []
@@ -48,7 +49,7 @@ def test_a_step_is_one_for_any_split(texts, tmp_path, task):
         assert metrics == pytest.approx(found[0][2], rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", slow_but(["mlm"], TASKS))
 def test_clipping_sees_the_gradient_of_the_mean(texts, tmp_path, task):
     """One step in forwards of one row, against torch's gradient of all rows' mean, clipped by torch."""
     words = spoken(texts, *PLAIN[task], f"run_dir={tmp_path / 'run'}", "trainer.max_steps=1")

@@ -11,6 +11,7 @@ import yaml
 
 from lmzoo.checks import groups
 from lmzoo.sweep import Job, jobs, record, table
+from marks import slow_but
 
 SCRIPT = """
 import json, os
@@ -49,13 +50,16 @@ def lines(done: subprocess.CompletedProcess) -> list[str]:
     return done.stdout[done.stdout.index("job  words") :].splitlines()[1:]
 
 
-@pytest.mark.parametrize(("words", "n"), [
+GRIDS = [
     (("optim.lr=1e-3,3e-4", "seed=1,2"), 4),
     (("seed=range(1,4)",), 3),
     (("optim.lr=choice(1e-3,3e-4,1e-4)",), 3),
     (("schedule=glob(*)",), len(groups()["schedule"])),
     (("model=gpt,llama", "model/position=rotary,alibi"), 4),
-])  # fmt: skip
+]
+
+
+@pytest.mark.parametrize(("words", "n"), slow_but(GRIDS[:2], GRIDS))
 def test_a_grid_makes_a_folder_for_each_job(tmp_path, words, n):
     done = sweep(tmp_path, *words)
     assert done.returncode == 0, done.stderr

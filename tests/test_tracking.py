@@ -166,6 +166,7 @@ def test_trouble_with_wandb_is_one_warning_and_the_same_run(tmp_path, trouble, c
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_process_whose_wandb_was_killed_ends_quietly(tmp_path):
     """wandb's own hook at exit would print a traceback."""
     script = (

@@ -14,6 +14,7 @@ import lmzoo
 from lmzoo import UserError, checkpoint, parts
 from lmzoo.literal import plain
 from lmzoo.train import main
+from marks import slow_but
 
 
 def rows(folder):
@@ -80,7 +81,7 @@ def test_init_from_takes_the_net_and_the_tokenizer(gpt_run, words, tmp_path, cor
             lmzoo.compose(*given, word)
 
 
-@pytest.mark.parametrize("exported", [False, True])
+@pytest.mark.parametrize("exported", slow_but([False], [False, True]))
 def test_a_checkpoint_goes_on_with_new_text_and_new_tokens(gpt_run, words, tmp_path, capsys, exported):
     """A run of its own: from step 0, in the order of its data; old rows are the checkpoint's, new ones their mean.
 

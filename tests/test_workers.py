@@ -18,6 +18,7 @@ from lmzoo.data import sources, workers
 from lmzoo.data.corpus import Text
 from lmzoo.data.preparation import prepare
 from lmzoo.errors import UserError
+from marks import slow_but
 from small_store import settings, texts
 from test_preparation import BOS, EOS, TOKENIZER, small_parts  # noqa: F401
 from test_sources import LINES, held_out
@@ -186,7 +187,7 @@ def test_two_that_prepare_at_once_prepare_once(several):
     assert first.returncode == second.returncode == 0
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", slow_but([1], [1, 2]))
 def test_killed_again_and_again(tmp_path, several, processes):
     draw, seen = random.Random(processes), {}
     slow = "import time; write = workers.ShardWriter.close\n" \

@@ -24,7 +24,11 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError:
-    raise UserError("lmzoo.likelihood.harness needs lm-eval: pip install 'lmzoo[eval]'") from None
+    error = UserError("lmzoo.likelihood.harness needs lm-eval: pip install 'lmzoo[eval]'")
+    if __name__ != "__main__":
+        raise error from None
+    print(f"lmzoo: {error}", file=sys.stderr)
+    sys.exit(2)
 
 
 @register_model("lmzoo")
