@@ -6,6 +6,8 @@ an encoder-decoder answers a prompt without any.
     python -m lmzoo.generate ckpt=RUN prompt="A cat" n_beams=4 n_best=2
     python -m lmzoo.generate ckpt=RUN prompts_path=prompts.txt out_path=new.jsonl # a prompt a line
     python -m lmzoo.generate ckpt=RUN                                             # asks for prompts
+
+A decoder that has learned conversations answers: a prompt is what a user says (chat=false: a text).
 """
 
 import json
@@ -93,6 +95,11 @@ def open_net(config: DictConfig, typed: set[str]):
     from . import load
 
     net = load(config.ckpt, tuple(config.trust))
+    if config.chat and (net.family != "decoder" or net.tokenizer.chat_template is None):
+        raise UserError(f"chat=true: {config.ckpt} has no chat template; leave it out, or train it on conversations "
+                        "(task=chat)")
+    if config.chat is False:
+        net.tokenizer.chat_template = None
     if net.family == "encoder" and "max_new_tokens" in typed:
         limit = f"max_new_tokens={config.max_new_tokens}"
         raise UserError(f"{limit}: an encoder fills a blank with one token, leave it out")
@@ -117,7 +124,7 @@ def records(net, prompts: list[str], batch_size: int, words: dict) -> Iterator[d
 
 def speak(net, prompt: str, words: dict) -> None:
     """Print what the net says to a prompt, as it comes."""
-    from .decoding.answering import answer, fill, filled, has_blanks
+    from .decoding.answering import answer, chats, fill, filled, has_blanks
 
     if has_blanks(net, prompt):
         for record in fill(net, prompt, **words):
@@ -125,7 +132,7 @@ def speak(net, prompt: str, words: dict) -> None:
             for blank in record.get("blanks", ()):
                 print("  " + "   ".join(f"{token} {probability:.2f}" for token, probability in blank))
         return
-    before = prompt if net.family == "decoder" else ""
+    before = prompt if net.family == "decoder" and not chats(net) else ""
     if words["n_beams"] > 1 or words["n_best"] is not None:
         for record in answer(net, [prompt], **words)[0]:
             print(f"{record['log_probability']:8.3f}  {before}{record['answer']}")

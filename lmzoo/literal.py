@@ -16,7 +16,7 @@ from .errors import UserError, naming
 
 NEVER_NULL = ("tags", "trust", "add")  # lists, where none are given empty ones
 LISTS = re.compile(rf"({'|'.join(NEVER_NULL)}|stop|\w*path)")
-FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter|template"
+FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter|\w*template"
                        r"|\w*(field|column|separator)")
 FREE_THERE = re.compile(  # words that mean more elsewhere
     r"logger\.wandb\.(project|group)|tokenizer\.special\.\w+|measure\.(between|words\.\w+)"

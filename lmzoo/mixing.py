@@ -41,6 +41,8 @@ def check(data: Mapping) -> None:
     """Refuse words of a plain `data` node that are a mixture's where it is none, or a text's where it is one."""
     if data.get("sources") and data["reader"]:
         raise UserError("data.sources: only a mixture has sources, data=mixture")
+    if data.get("sources") and data.get("per_class") is not None:
+        raise UserError("data.per_class: a mixture is read by its weights; take the texts of one source")
     for word in WORDS if data.get("sources") else ():
         if word not in SHARED and data.get(word) is not None:
             raise UserError(f"data.{word}: the text of a mixture is that of its sources, data.sources.NAME.{word}")

@@ -92,7 +92,8 @@ def check_parts(config: DictConfig, source, earlier: Mapping) -> None:
         if "meta" not in str(error):  # somebody's own part may look into a tensor, which has no content here
             raise UserError(f"model: {checks.one_line(error)}") from error
     known = source or earlier or config.tokenizer.path
-    tokenizer = build_tokenizer(config, source, earlier) if known else prepare(plain(config.tokenizer), ["a text"])
+    tokenizer = (build_tokenizer(config, source, earlier) if known else
+                 conversing(prepare(plain(config.tokenizer), ["a text"]), config.tokenizer.chat_template))
     if not hasattr(build_task(config, net, tokenizer), "collator"):
         raise UserError(f"task._target_={config.task._target_} is no task: choose by task=NAME, one of "
                         f"{', '.join(checks.groups()['task'])}")
@@ -132,11 +133,20 @@ def build_tokenizer(config: DictConfig, source, earlier: Mapping, say: Callable[
     from . import data
     from .tokenizer import Tokenizer
 
-    if source:
-        return source.tokenizer.extended(added) if (added := plain(config.tokenizer.add)) else source.tokenizer
     if earlier:
-        return Tokenizer(earlier["tokenizer"], plain(config.tokenizer.special))
-    return data.prepare_tokenizer(config, say)
+        return Tokenizer(earlier["tokenizer"], plain(config.tokenizer.special), earlier.get("chat_template"))
+    if source:
+        tokenizer = source.tokenizer.extended(added) if (added := plain(config.tokenizer.add)) else source.tokenizer
+    else:
+        tokenizer = data.prepare_tokenizer(config, say)
+    return conversing(tokenizer, config.tokenizer.chat_template)
+
+
+def conversing(tokenizer, choice: str | None):
+    """The tokenizer with a chat template, where one is chosen."""
+    from .tokenizer.chat import template
+
+    return tokenizer.conversing(template(choice)) if choice else tokenizer
 
 
 def build_task(config: DictConfig, net, tokenizer):

@@ -14,7 +14,7 @@ RANGES = [
     (r"trainer\.max_epochs", 0, 10**9),
     (r"trainer\.(max_steps|val_every_n_steps|patience|stop_after_nonfinite|log_every_n_steps|limit_val_batches|num_nodes)"
      r"|callbacks\.\w+\.(every_n_steps|stop_after)", 1, 10**12),
-    (r"data\.(batch_size|micro_batch_size|row_length)", 1, 10**9),
+    (r"data\.(batch_size|micro_batch_size|row_length|per_class)", 1, 10**9),
     (r"data\.num_workers|tokenizer\.kind\.sentinels", 0, 10**4),
     (r"data\.val_fraction", 0, 0.999999),
     (r"model\.\w+(\[\d+\])?\.(window|group)|model\.embed\.d_embed", 1, 10**8),

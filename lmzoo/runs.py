@@ -32,7 +32,7 @@ EVALUATED = ("devices", "num_nodes", "strategy", "precision", "accelerator", "li
 # (texts that have moved are known by their store)
 FREE = re.compile(rf"({'|'.join(NOT_THE_RUN)}|callbacks\.\w+\.(?!_target_)|ckpt|run_dir|data\.(sources\.\w+\.)?"
                   r"((val_|test_)?path|cache_dir|num_workers|processes|micro_batch_size)\b).*")
-NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)|tokenizer\.add")
+NOT_THE_NET = re.compile(r"model\.((\w+_)?dropout|max_len|(attention|cross)\.backend)|tokenizer\.(add|chat_template)")
 # of the data: what may be changed while the source stays
 SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_dir")
 # of the data: what a net was trained with, wherever the text is from
@@ -220,6 +220,8 @@ def measured(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfi
             if word.removeprefix("data.") not in SAME_SOURCE:
                 raise UserError(f"{word}: name the source that this word belongs to as well, data=NAME")
         config = with_words(typed, [word for word in words if word != "split"], choices)
+        if elsewhere and config.data.split_column is not None:  # other text is read whole
+            config.data.split_column = config.data.reader.split_column = None
     config.split = "whole" if elsewhere else typed.split
     if "trainer.limit_val_batches" not in words:
         config.trainer.limit_val_batches = None
@@ -315,7 +317,8 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     for word in words:
         if re.split(r"[./@]", word)[0] in ("model", "size", "tokenizer") and not NOT_THE_NET.fullmatch(word):
             raise UserError(f"{word}: leave it out: with init_from= the net and its tokenizer are the checkpoint's; "
-                            "only dropout, the attention's backend and max_len may be changed, and tokenizer.add given")
+                            "only dropout, the attention's backend and max_len may be changed, and tokenizer.add and "
+                            "tokenizer.chat_template given")
     changes = {word: literal(plain(OmegaConf.select(config, word))) for word in words if NOT_THE_NET.fullmatch(word)}
     path = Path(config.init_from)
     if (path / "config.yaml").exists():  # a run folder tells its net without torch
@@ -331,7 +334,7 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     config.model = source["model"]
     for word, value in source["tokenizer"].items():
         config.tokenizer[word] = literal(value)
-    config.tokenizer.add = []  # what that run added is in its tokenizer
+    config.tokenizer.add, config.tokenizer.chat_template = [], None  # what that run has is in its tokenizer
     longest, position = config.model.max_len, OmegaConf.select(config, "model.position._target_")
     if position == "lmzoo.blocks.position.Learned" and changes.get("model.max_len", longest) != longest:
         raise UserError(f"model.max_len: the checkpoint has learned {longest} positions, no more and no fewer; "

@@ -24,6 +24,7 @@ class Tokenizer:
     vocab_size: int | None = None
     special: Any = recipe()
     sample_mb: float = MISSING
+    chat_template: str | None = None
     add: list[str] = field(default_factory=list)
 
 
@@ -46,6 +47,7 @@ class Source:
     target_column: str | None = MISSING
     words_column: str | None = MISSING
     tags_column: str | None = MISSING
+    messages_column: str | None = MISSING
     label_separator: str | None = MISSING
     template: str | None = MISSING
     split_column: str | None = MISSING
@@ -69,11 +71,13 @@ class Data:
     target_column: str | None = None
     words_column: str | None = None
     tags_column: str | None = None
+    messages_column: str | None = None
     label_separator: str | None = None
     template: str | None = None
     split_column: str | None = None
     val_fraction: float = MISSING
     deduplicate: bool = False
+    per_class: int | None = None
     packing: str = MISSING
     row_length: int | None = None
     batch_size: int = MISSING
@@ -194,6 +198,7 @@ class Generate:
     batch_size: int = MISSING
     max_new_tokens: int = MISSING
     stop: Any = None  # one text or a list
+    chat: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

@@ -11,12 +11,14 @@ from .errors import UserError
 from .ranges import check_ranges
 from .signatures import misfit, nearest
 
-LABELS = (None, "class", "classes", "number", "tags", "text")  # what a task may want, see lmzoo/data/labelled.py
+LABELS = (None, "class", "classes", "number", "tags", "text", "turns")  # what a task may want, see data/labelled.py
 LOOKED_AT = {  # by tasks that want such labels
-    "text_column": LABELS[:4] + LABELS[5:], "field": LABELS[:4] + LABELS[5:], "label_column": LABELS[:4],
+    "text_column": LABELS[:4] + ("text",), "field": LABELS[:4] + ("text",), "label_column": LABELS[:4],
     "pair_column": LABELS[1:4], "label_separator": ("classes",), "words_column": ("tags",), "tags_column": ("tags",),
     "target_column": ("text",), "template": LABELS[1:4] + ("text",), "split_column": LABELS,
+    "messages_column": ("turns",),
 }  # fmt: skip
+OF_ROWS = {"per_class": ("class", "classes", "tags")}  # the same, though no reader looks at it
 ENDINGS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # of files
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 
@@ -75,7 +77,7 @@ def check_labels(task: Mapping, data: Mapping) -> None:
     """Refuse labels that are none, and a word of the data that no task with such labels looks at."""
     if (labels := task.get("labels")) not in LABELS:
         raise UserError(f"task.labels={labels}: there are no such labels{nearest(str(labels), LABELS[1:])}")
-    for word, kinds in LOOKED_AT.items():
+    for word, kinds in (LOOKED_AT | OF_ROWS).items():
         if data.get(word) is not None and labels not in kinds:
             raise UserError(f"data.{word}: the task does not look at it (its labels are {labels or 'none'}); a task of "
                             f"labels {' or '.join(filter(None, kinds))} does")

@@ -161,6 +161,7 @@ def assemble(config: DictConfig):
     task.identity = {
         "config": plain(config),
         "tokenizer": tokenizer.json,
+        "chat_template": tokenizer.chat_template,
         "labels": store.labels,
         "store": store.name,
         "base": origin.named,

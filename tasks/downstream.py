@@ -21,6 +21,7 @@ from ..blocks.loss import IGNORED
 from ..errors import UserError, few
 from .base import Task, kept, stack, wrap
 
+SHOWN = 25  # texts of a validation, of which `show` takes some
 
 class Labelled:
     """Collator: one document a row, which the data has cut to the row's length, its eos kept.
@@ -124,13 +125,19 @@ class Downstream(Documents):
         if self.labels and len(self.labels) != self.n_outputs:
             raise UserError(f"the data has {len(self.labels)} labels, but the model's head has {self.n_outputs} "
                             "classes")
-        learned = data.rows["train"].split.labels if "train" in data.rows else self.labels
+        train = data.rows["train"].split if "train" in data.rows else None
+        learned = train.labels if train else self.labels
+        if train and data.store.kind == "class" and len(learned) < len(self.labels) > train.n_documents:
+            raise UserError(f"the data has {len(self.labels)} labels, but only {train.n_documents} texts to train on: "
+                            "is data.label_column the column of the class?")
         for name, rows in data.rows.items():
             if rows.split.n_unlabelled:
                 raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
             if unknown := [label for label in rows.split.labels if label not in learned]:
                 raise UserError(f"no text of train has the label {few(map(repr, unknown))}, which {name} has: "
                                 f"leave those texts out of {name}, or give others to train on")
+        if fewer := getattr(train, "fewer", None):
+            self.warn_once("data.per_class: there are only " + few([f"{n} of {name!r}" for name, n in fewer.items()]))
         self.tell_cut()
         with warnings.catch_warnings(action="ignore"):  # of the memory that some take
             self.scores = MetricCollection(self.metrics_of(data.store.kind))
@@ -161,8 +168,8 @@ class Downstream(Documents):
 
     def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
         logits = self.evaluate(batch, dataloader_idx)
-        if index == 0:
-            self.predictions += self.written(batch, logits)  # for `show`
+        if (batch["sample"] < SHOWN).any():
+            self.predictions += [row for row in self.written(batch, logits) if row[0] < SHOWN]
 
     def test_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
         self.predictions += self.written(batch, self.evaluate(batch, dataloader_idx))
@@ -205,7 +212,8 @@ class Downstream(Documents):
         if not self.predictions:
             return ""
         lines = ["Some held-out texts:"]
-        for _, row in self.predictions[:: max(1, len(self.predictions) // 5)][:5]:
+        predictions = sorted(self.predictions, key=lambda prediction: prediction[0])
+        for _, row in predictions[:: max(1, len(predictions) // 5)][:5]:
             text = " ".join(row["words"]) if "words" in row else " / ".join(
                 row[name] for name in ("text", "second") if name in row)
             lines.append(wrap(textwrap.shorten(text, 190, placeholder=" ..."), "  "))

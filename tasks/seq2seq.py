@@ -86,7 +86,7 @@ class Seq2Seq(Documents):
         tokenizer.require("eos", *(() if decoder else ("start",)), task="seq2seq")
         start = None if decoder else tokenizer.start
         self.collator = TextToText(tokenizer.pad or 0, start, tokenizer.bos is not None)
-        self.n_answers, self.max_answer = n_answers, max_answer
+        self.eos, self.n_answers, self.max_answer = tokenizer.eos, n_answers, max_answer
         self.search = {"n_beams": n_beams, "length_penalty": length_penalty}
         try:
             self.bleu = SacreBLEUScore(tokenize=bleu_tokenizer)
@@ -130,25 +130,34 @@ class Seq2Seq(Documents):
         return {"answers": n, "exact_match": exact} | {name: n * float(found[f"{name}_fmeasure"]) for name in ROUGE}
 
     def answered(self, batch: dict) -> list[dict[str, str]]:
-        """For each row its text, what is to be written, and what the net writes."""
+        """For each row its text, what is to be written (at last, where there are several turns), and what the net
+        writes."""
         ids, mask, labels = batch["input_ids"], batch["attention_mask"], batch["labels"]
         decoder = self.net.family == "decoder"
         limit = self.max_answer or next(iter(self.trainer.datamodule.rows.values())).length
-        if decoder:  # the prompt ends where the first target is predicted
-            n_prompt = (labels != IGNORED).int().argmax(1) + 1
+        if decoder:  # the prompt ends where the first target of the last turn is predicted
+            places, is_target = torch.arange(ids.shape[1], device=ids.device), labels != IGNORED
+            begins = is_target & ~nn.functional.pad(is_target, (1, -1))
+            n_prompt = (begins * (places + 1)).amax(1)
+            labels = labels.masked_fill(places < n_prompt[:, None] - 1, IGNORED)
             ids, mask = ids[:, : n_prompt.max()], mask[:, : n_prompt.max()]
-            mask = mask * (torch.arange(ids.shape[1], device=ids.device) < n_prompt[:, None])
+            mask = mask * (places[: ids.shape[1]] < n_prompt[:, None])
         if self.net.max_positions:
             limit = min(limit, self.net.max_positions - ids.shape[1] * decoder)
         start = None if decoder else self.tokenizer.start
-        rows = generate(self.net, ids, mask, limit, eos=self.tokenizer.eos, start=start, **self.search)
+        rows = generate(self.net, ids, mask, limit, eos=self.eos, start=start, **self.search)
         columns = {
             "text": tokens({"input_ids": ids, "attention_mask": mask}),
-            "target": [row[row != IGNORED].tolist() for row in labels],
-            "prediction": rows[:, ids.shape[1] if decoder else 1 :].tolist(),
+            "target": [self.up_to_eos(row[row != IGNORED]) for row in labels],
+            "prediction": map(self.up_to_eos, rows[:, ids.shape[1] if decoder else 1 :]),
         }
         return [dict(zip(columns, map(self.tokenizer.decode, row), strict=True))
                 for row in zip(*columns.values(), strict=True)]  # fmt: skip
+
+    def up_to_eos(self, ids: Tensor) -> list[int]:
+        """The ids before the first eos."""
+        ids = ids.tolist()
+        return ids[: ids.index(self.eos)] if self.eos in ids else ids
 
     def answering(self, split: str) -> bool:
         """Whether the net writes for texts of a split; ranks that hold a share of it each would wait for each other."""

@@ -197,7 +197,7 @@ def test_a_label_that_is_not_trained_on_is_refused():
     tested = task()
     data = texts(tested.collator)
     first, second, third = LABELS
-    data.rows = {"train": held(labels=[first]), "test": held(labels=[third, first, second])}
+    data.rows = {"train": held(labels=[first], numbers=[0] * 9), "test": held(labels=[third, first, second])}
     with pytest.raises(UserError, match=f"no text of train has the label '{third}', '{second}', which test has"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
 

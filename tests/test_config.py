@@ -158,7 +158,7 @@ MISTAKES = [
     (("model=gpt", "task=mlm"), "models for mlm are bert"),
     (("model=t5", "task=mlm"), "tasks for it are classification, regression, seq2seq, span_corruption"),
     ((), "no model: say model=NAME (one of bert, gpt, llama"),
-    (("model=gpt",), "no task: say task=NAME (for gpt: classification, clm, regression, seq2seq, token_"),
+    (("model=gpt",), "no task: say task=NAME (for gpt: chat, classification, clm, regression, seq2seq, token_"),
     (("task=clm",), "no model: say model=NAME"),
     (("task=clm", "init_from=/nowhere"), "init_from=/nowhere does not exist"),
     (("ckpt=/nowhere", "optim.lr=1"), "optim.lr: ckpt=/nowhere goes on with that run as it is"),

@@ -1,9 +1,12 @@
+import random
 from types import SimpleNamespace
 
 import lightning
 import pytest
 import torch
+from lmzoo.tasks.classification import Classification
 
+import downstream_run
 from lmzoo.data import DataModule
 from lmzoo.data.shards import Store
 from lmzoo.errors import UserError
@@ -146,3 +149,29 @@ def test_lightning_trains_without_validation(tmp_path):
     writer.add("train", [([7] * 100, None)], ["?"], [None])
     writer.finish(None, None)
     assert len(fit(None, tmp_path, 5, data=module(Store(tmp_path)))) == 5
+
+
+def test_texts_of_like_length_share_a_batch_and_each_gets_what_it_gets_alone(tmp_path):
+    """In training and in evaluation, which reads the shortest first and each text once; to 1e-5."""
+    draw, tested = random.Random(0), downstream_run.task(Classification, "bert")
+    texts = ["x" * draw.randint(1, 30) for _ in range(150)]
+    writer = Writer(tmp_path, downstream_run.TOKENIZER, kind="class")
+    for split in ("train", "val"):
+        ids = [(downstream_run.TOKENIZER.encode(text), None) for text in texts]
+        writer.add(split, ids, texts, [*"abc"] * 50)
+    config = {"packing": "single", "row_length": 64, "batch_size": 8, "micro_batch_size": 4}
+    data = DataModule(writer.finish(), downstream_run.TOKENIZER, tested.collator, config, seed=3)
+    alone = []
+    for row in range(150):
+        batch = tested.collator([data.rows["val"][row] | {"key": (0, 0, row)}])
+        alone.append(tested.logits(batch)[0])
+    for batches in (list(data.val_dataloader()), [micro for window in data.train_dataloader() for micro in window]):
+        samples = torch.cat([batch["sample"] for batch in batches])
+        assert samples.sort().values.tolist() == list(range(150))
+        with torch.no_grad():
+            found = torch.cat([tested.logits(batch) for batch in batches])
+        torch.testing.assert_close(found, torch.stack(alone)[samples], rtol=0, atol=1e-5)
+        n_padded = sum(int((1 - batch["attention_mask"]).sum()) for batch in batches)
+        assert n_padded < 0.2 * sum(batch["attention_mask"].numel() for batch in batches)
+    lengths = [int(n) for batch in data.val_dataloader() for n in batch["attention_mask"].sum(1)]
+    assert lengths == sorted(lengths)

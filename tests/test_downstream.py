@@ -103,9 +103,11 @@ def words(folder, kind, model, unlabelled=0):
 def test_a_run_of_each_kind_is_tested_and_evaluated_alike(tmp_path, kind, model):
     """Evaluation knows what the checkpoint says of the labels."""
     _, found = lmzoo.fit(lmzoo.compose(*words(tmp_path, kind, model)))
-    predictions = (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()
-    assert len(predictions) == 60
-    assert ("second" in json.loads(predictions[0])) == ("data.pair_column=other" in WORDS[kind])
+    predictions = list(map(json.loads, (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()))
+    texts = [line.partition(",")[0] for line in (tmp_path / "test.csv").read_text().splitlines()[1:]]
+    told = [row["text"] if "text" in row else " ".join(row["words"]) for row in predictions]
+    assert all(text.startswith(own) for text, own in zip(texts, told, strict=True))  # in its order, long ones cut
+    assert ("second" in predictions[0]) == ("data.pair_column=other" in WORDS[kind])
     best = next((tmp_path / "run" / "checkpoints").glob("best*"))
     again = evaluate(configured(f"ckpt={best}", "split=test"))
     assert again == pytest.approx({name: value for name, value in found.items() if name.startswith("test/")}, rel=1e-4)

@@ -39,7 +39,8 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "evaluate": CONFIG | {"parts", "checkpoint", "data", "likelihood", "load"},
     "generate": CONFIG | {"decoding", "parts", "load"},
 }
-OUTSIDE = {"blocks": {"torch"}, "models": {"torch"}, "decoding": {"torch"}, "tokenizer": {"tokenizers", "hydra"}}
+OUTSIDE = {"blocks": {"torch"}, "models": {"torch"}, "decoding": {"torch"},
+           "tokenizer": {"tokenizers", "hydra", "jinja2"}}  # fmt: skip
 STANDARD = {"__future__", *__import__("sys").stdlib_module_names}
 HEAVY = {"torch", "lightning", "wandb", "transformers", "torchmetrics", "matplotlib", "numpy", "tokenizers"}
 

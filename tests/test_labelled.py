@@ -295,3 +295,12 @@ def test_what_is_no_split_is_named(tmp_path, word):
     path = write(tmp_path, "csv", {"text": ["a", "b"], "split": ["train", word]})
     with pytest.raises(UserError, match="line 3: data.split_column=split: .* is none of train, val, valid, "):
         list(Csv(split_column="split")(path))
+
+
+@pytest.mark.parametrize("part", ["test", "dev"])
+def test_a_column_that_leaves_nothing_to_train_on_is_named(tmp_path, part):
+    config = labelled(tmp_path, "class", [{"text": f"{i}", "label": "x", "part": part} for i in range(6)],
+                      split_column="part")
+    told = {"test": "6 test", "dev": "6 val"}[part]
+    with pytest.raises(UserError, match=rf"data.split_column=part leaves no row to train on \({told}\): say train of"):
+        prepare(config, TOKENIZER)

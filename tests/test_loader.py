@@ -43,7 +43,7 @@ def loader(dataset, rank=0, world=1, batch_size=6, **settings):
 @pytest.mark.parametrize("gpu", [True, False])
 def test_batches_are_pinned_for_a_gpu(dataset, monkeypatch, gpu):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    for made in (loader(dataset), RowLoader(dataset, Batches(N_ROWS, 2))):
+    for made in (loader(dataset), RowLoader(dataset, Batches(np.arange(N_ROWS), 2))):
         assert made.pin_memory == gpu
 
 
@@ -126,5 +126,5 @@ def test_ranks_share_a_step(dataset, world):
 
 def test_loaders_leave_the_global_random_numbers_alone(dataset):
     state = torch.get_rng_state()
-    assert len(list(loader(dataset))) == 5 and len(list(RowLoader(dataset, Batches(N_ROWS, 4)))) == 7
+    assert len(list(loader(dataset))) == 5 and len(list(RowLoader(dataset, Batches(np.arange(N_ROWS), 4)))) == 7
     assert torch.equal(torch.get_rng_state(), state)

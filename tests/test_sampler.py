@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lmzoo.data import sampler
-from lmzoo.data.sampler import Batches, Shuffled, Windows, permute, split_batch
+from lmzoo.data.sampler import Alike, Batches, Shuffled, Windows, permute, split_batch
 from lmzoo.errors import UserError
 
 
@@ -89,6 +89,40 @@ def test_far_steps_cost_no_more(monkeypatch, n):
     assert 320 - 32 < min(work) and max(work) < 4 * 320
 
 
+def lengths(rows):
+    """A length for each row that nothing else tells."""
+    return rows * 37 % 101
+
+
+@pytest.mark.parametrize("n", [7, 23, 1000, 1025])
+def test_rows_of_like_length_are_each_read_once_in_an_epoch(n):
+    order, plain = Alike(n, 5, lengths), Shuffled(n, 5)
+    steps = -(-n // 8)
+    for epoch in range(2):
+        read, expected = ([one.read(step, 8) for step in range(epoch * steps, epoch * steps + steps)]
+                          for one in (order, plain))
+        assert [len(rows) for rows, _ in read] == [len(rows) for rows, _ in expected]
+        assert sorted(np.concatenate([rows for rows, _ in read])) == list(range(n))
+        assert all((epochs == epoch).all() and len(epochs) == len(rows) for rows, epochs in read)
+    steps = [order.read(step, 8)[0].tolist() for step in (40, 3, 77, 3)]  # a function of the step alone
+    assert steps == [Alike(n, 5, lengths).read(step, 8)[0].tolist() for step in (40, 3, 77, 3)]
+
+
+def test_rows_of_like_length_are_dealt_out_within_an_eighth_of_an_epoch():
+    """1000 rows by 8 are 125 steps: stretches of 15, in each of which the steps' lengths do not overlap."""
+    order, plain = Alike(1000, 5, lengths), Shuffled(1000, 5)
+    for begin in range(0, 125, 15):
+        stretch = range(begin, min(125, begin + 15))
+        own = [order.read(step, 8)[0] for step in stretch]
+        assert set(np.concatenate(own)) == {row for step in stretch for row in plain.read(step, 8)[0]}
+        found = sorted((lengths(rows).min(), lengths(rows).max()) for rows in own)
+        assert all(longest <= shortest for (_, longest), (shortest, _) in zip(found, found[1:], strict=False))
+    shortest = [lengths(order.read(step, 8)[0]).min() for step in range(15)]
+    assert shortest != sorted(shortest)  # the steps of a stretch are shuffled
+    few = Alike(127, 5, lengths)  # of 15 full steps an eighth is one: nothing to deal out
+    assert all(np.array_equal(few.read(step, 8)[0], Shuffled(127, 5).read(step, 8)[0]) for step in range(16))
+
+
 def test_rows_seen_are_those_that_were_read():
     order = Shuffled(23, 0)
     read = [len(order.read(step, 8)[0]) for step in range(10)]
@@ -97,8 +131,9 @@ def test_rows_seen_are_those_that_were_read():
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_evaluation_reads_each_row_once(world):
-    shares = [list(Batches(10, 3, rank, world)) for rank in range(world)]
-    assert [len(share) for share in shares] == world * [len(Batches(10, 3, 0, world))] == world * [-(-4 // world)]
+    shares = [list(Batches(np.arange(10), 3, rank, world)) for rank in range(world)]
+    n_each = len(Batches(np.arange(10), 3, 0, world))
+    assert [len(share) for share in shares] == world * [n_each] == world * [-(-4 // world)]
     batches = sorted((batch for share in shares for batch in share if not batch.filler), key=lambda b: b.number)
     assert [batch.rows.tolist() for batch in batches] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
 
@@ -119,6 +154,6 @@ def test_splitting_a_batch():
 
 
 def test_a_rank_beyond_the_last_batch_reads_a_filler():
-    shares = [list(Batches(5, 3, rank, 4)) for rank in range(4)]
+    shares = [list(Batches(np.arange(5), 3, rank, 4)) for rank in range(4)]
     assert [[(micro.rows.tolist(), micro.filler) for micro in share] for share in shares] == [
         [([0, 1, 2], False)], [([3, 4], False)], [([0, 1, 2], True)], [([0, 1, 2], True)]]

@@ -157,6 +157,21 @@ def test_a_run_is_tested_and_evaluated_alike(tmp_path, model):
     assert again == pytest.approx({name: value for name, value in found.items() if name.startswith("test/")}, rel=1e-4)
 
 
+def test_other_text_is_measured_whole_without_the_column_of_the_runs_own(tmp_path):
+    rows = [{"text": f"{i}", "target": f"{i}{i}", "part": ["train", "test"][i % 2]} for i in range(60)]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    own = [word for word in words(tmp_path, "gpt") if not word.startswith(("data.path", "data.test_path"))]
+    with tiny_run.lean():
+        more = [f"data.path={tmp_path / 'c.jsonl'}", "data.split_column=part", "task.max_answer=2"]
+        lmzoo.fit(lmzoo.compose(*own, *more))
+    found = {}
+    for name in ("b", "c"):  # which has no such column, and has it
+        found[name] = configured(f"ckpt={tmp_path / 'run'}", f"data.path={tmp_path / name}.jsonl")
+        assert found[name].data.split_column is None and found[name].data.reader.split_column is None
+        assert math.isfinite(evaluate_run(found[name])["test/loss"])
+    assert configured(f"ckpt={tmp_path / 'run'}").data.split_column == "part"
+
+
 @pytest.mark.parametrize(("word", "line"), [
     ("data.template=turn", "has no place, or more than one, for the text"),
     ("data.template={} {}", "has no place, or more than one, for the text"),

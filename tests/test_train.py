@@ -125,6 +125,12 @@ def test_a_wrong_pair_by_init_from_is_refused(gpt_run):
         lmzoo.compose("task=mlm", f"init_from={gpt_run}")
 
 
+@pytest.mark.parametrize("word", ["tokenizer=byte", "tokenizer.path=other.json", "model.d_model=64", "model=gpt"])
+def test_another_net_or_tokenizer_than_the_checkpoints_is_refused(gpt_run, word):
+    with pytest.raises(UserError, match=f"^{word.partition('=')[0]}: leave it out: with init_from= the net and its"):
+        lmzoo.compose("task=clm", f"init_from={gpt_run}", word)
+
+
 def test_overfit_repeats_the_first_batch(words, tmp_path):
     """The loss of a batch seen 30 times is far below that of other text."""
     config = lmzoo.compose(*words(tmp_path / "run", "model=gpt", "task=clm", "debug=overfit", "trainer.max_steps=30",

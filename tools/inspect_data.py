@@ -59,7 +59,8 @@ def assemble(words: list[str]):
     """(task, data module) of the run that `words` describe; its net has no weights."""
     config = compose(*words)
     start = config.ckpt or config.init_from
-    tokenizer = load(start, tuple(config.trust)).tokenizer if start else data.prepare_tokenizer(config)
+    source = load(start, tuple(config.trust)) if start else None
+    tokenizer = source.tokenizer if config.ckpt else parts.build_tokenizer(config, source, {})
     store = data.prepare(config, tokenizer)
     with torch.device("meta"):
         net = build(parts.model_config(config, store.labels), config.trust)

@@ -6,7 +6,7 @@ python -m lmzoo.tools.prepare_data model=gpt task=clm data=text data.path='books
 import numpy as np
 from lmzoo.tools import answer, parser
 
-from lmzoo import compose, data
+from lmzoo import compose, data, load, parts
 from lmzoo.data.shards import Split
 
 SAMPLES, SAMPLED = 64, 1 << 17  # stretches of a split in which unknown tokens are counted, and the tokens of each
@@ -15,7 +15,8 @@ SAMPLES, SAMPLED = 64, 1 << 17  # stretches of a split in which unknown tokens a
 def prepare(words: list[str]) -> str:
     """Prepare tokenizer and token store of the run that `words` describe; what each split holds, as a table."""
     config = compose(*words)
-    tokenizer = data.prepare_tokenizer(config)
+    source = load(config.init_from, tuple(config.trust)) if config.init_from else None
+    tokenizer = parts.build_tokenizer(config, source, {})
     prepared = data.prepare(config, tokenizer)
     stores = getattr(prepared, "stores", {"": prepared})  # of a mixture's sources
     tables = [line for name, store in stores.items()

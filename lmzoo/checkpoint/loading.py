@@ -36,7 +36,7 @@ def load(path: str | Path, trust: Sequence[str] = (), base: str | Path | None = 
             learned = adapted(state, file, trust, base)
             found = adapters.merge(adapters.weights(learned), adapters.scale(learned))
         load_weights(net, found, new=())
-        net.tokenizer = Tokenizer(identity["tokenizer"], special)
+        net.tokenizer = Tokenizer(identity["tokenizer"], special, identity.get("chat_template"))
     except UserError as error:
         raise UserError(f"{'' if str(error).startswith(str(file)) else f'{file}: '}{error}") from error
     return net.eval()

@@ -11,6 +11,7 @@
     shards           the store: memory-mapped tokens, document borders, byte counts, labels of any kind
     shardfile        one file of it
     cache            where all that lies; its locks
+    few              so many documents of each class
     packing          what a row of the store is
     fitting          packing whole documents: best fit decreasing
     sampler          which rows an optimizer step reads: a permutation computed on the fly

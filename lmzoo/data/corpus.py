@@ -48,8 +48,10 @@ def _cuts(text: str, length: int) -> Iterator[int]:
 
 def in_parts(document: Document) -> Iterator[Document]:
     """A document that is in memory, in parts if it is longer than `LONGEST`, which none of two texts or of words is."""
-    if (document.second is not None or document.words) and (n := sum(map(len, document.texts))) > LONGEST:
-        raise ValueError(f"its {'words' if document.words else 'two texts'} hold {n:,} characters, more than the "
+    whole = {"two texts": document.second is not None, "words": document.words, "messages": document.messages}
+    what = next((name for name, there in whole.items() if there), None)
+    if what and (n := sum(map(len, document.texts))) > LONGEST:
+        raise ValueError(f"its {what} hold {n:,} characters, more than the "
                          f"{LONGEST:,} that are read at once: shorten them, or leave the row out")
     begin = 0
     for end in _cuts(document.text, len(document.text)):

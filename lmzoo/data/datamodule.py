@@ -11,6 +11,7 @@ from lightning import LightningDataModule
 
 from ..errors import UserError
 from ..tokenizer import Tokenizer
+from .few import Few
 from .loader import Collated, Loader, RowLoader
 from .mixture import Mixed, MixedRows, Mixture
 from .packing import JoinedRows, Rows
@@ -41,7 +42,8 @@ class DataModule(LightningDataModule):
         split_batch(self.batch_size, self._micro_batch_size, 1)  # refuse a pair that does not divide before any work
         length, self.stride = collator.window(config["row_length"])
         shape = config["packing"], length, self.stride
-        self.rows = {split: _rows(store, split, *shape) for split in store.splits}
+        few = config.get("per_class") and (config["per_class"], seed)
+        self.rows = {split: _rows(store, split, *shape, few if split == "train" else None) for split in store.splits}
         for name, rows in self.rows["train"].sources.items() if "train" in self.rows else ():
             if not len(rows) or rows.packing in ("stream", "isolate") and rows.split.n_tokens < length:
                 raise UserError("the training text" + (f" of data.sources.{name}" if name else "") +
@@ -167,14 +169,19 @@ class DataModule(LightningDataModule):
     def _evaluation(self, split: str) -> RowLoader | list:
         loaders, first = [], 0
         for name, n in self._evaluated(split).items():
-            batches = Batches(n, self.micro_batch_size, *self._ranks, first)
+            rows = self.rows[split].sources[name]
+            order = first + (np.argsort(rows.lengths(np.arange(n)), kind="stable") if rows.unequal else np.arange(n))
+            batches = Batches(order, self.micro_batch_size, *self._ranks)
             loaders.append(RowLoader(self._dataset(split), batches, self.num_workers))
-            first += len(self.rows[split].sources[name])
+            first += len(rows)
         return loaders[0] if len(loaders) == 1 else loaders
 
 
-def _rows(store: Store | Mixture, split: str, packing: str, length: int, stride: int | None) -> Rows | JoinedRows:
+def _rows(store: Store | Mixture, split: str, packing: str, length: int, stride: int | None,
+          few: tuple[int, int] | None) -> Rows | JoinedRows:
     if split == "train" and isinstance(store, Mixture):
         return MixedRows(store, packing, length, stride)
     sets = store.sets(split)
+    if few:
+        sets = {name: Few(own, *few) for name, own in sets.items()}
     return Rows(sets[None], packing, length, stride) if [*sets] == [None] else JoinedRows(sets, packing, length, stride)

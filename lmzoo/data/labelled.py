@@ -3,6 +3,7 @@
     class      the name of a class          classes    the names of any number of classes, none included
     number     a finite float               tags       the name of a tag for each of the words
     text       no label, but a second text that is to be written
+    turns      no label, but who says what in a conversation
 
 Without a kind, as in pretraining, a document may have the name of a class all the same.
 """
@@ -17,20 +18,22 @@ from typing import Any, NamedTuple
 from ..errors import UserError, few
 
 Label = str | float | tuple[str, ...]
-KINDS = {None: str, "class": str, "classes": tuple | list, "number": float | int, "tags": tuple | list, "text": None}
+KINDS = {None: str, "class": str, "classes": tuple | list, "number": float | int, "tags": tuple | list, "text": None,
+         "turns": None}  # fmt: skip
 SEPARATOR = "\x1f"  # between the names of a set of classes, where it is one name
 OTHERS = ("pair_column", "target_column", "label_column", "tags_column", "split_column")  # than the (first) text's
 SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "dev": "val", "test": "test"}
-USUAL = {"words_column": "words", "tags_column": "tags", "target_column": "target", "label_column": "label"}
+USUAL = {"words_column": "words", "tags_column": "tags", "target_column": "target", "label_column": "label",
+         "messages_column": "messages"}  # fmt: skip
 
 
 class Document(NamedTuple):
     """A text, its label if it has one, and the split it belongs to if its source fixes that.
 
     `second` is the other text of a pair, or the one that is to be written; `words` are what the text was joined from by
-    blanks. With `more` the text goes on in the next item: a very long one comes in parts, which are cut before white
-    space that follows something else (where byte-level tokens end as well), or between any two characters where there
-    is none.
+    blanks, `messages` the conversation whose content it is. With `more` the text goes on in the next item: a very long
+    one comes in parts, which are cut before white space that follows something else (where byte-level tokens end as
+    well), or between any two characters where there is none.
     """
 
     text: str
@@ -39,6 +42,7 @@ class Document(NamedTuple):
     more: bool = False
     second: str | None = None
     words: tuple[str, ...] | None = None
+    messages: tuple[dict, ...] | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -46,7 +50,9 @@ class Document(NamedTuple):
 
     @property
     def content(self) -> str:
-        """What documents that are equal have in common: the text, or both."""
+        """What documents that are equal have in common: the text, or both, or who said what."""
+        if self.messages:
+            return json.dumps(self.messages)
         return self.text if self.second is None else repr(self.texts)
 
     @property
@@ -60,17 +66,18 @@ class Columns:
     """What readers of rows share: which columns make a document.
 
     The text is in "text" if `text_column` (of jsonl: `field`) is not given, the label in "label", the words of a text
-    whose words have tags in "words" and these in "tags", the text to write in "target". `pair_column` holds a second
-    text. Several classes are a list, or a text that is cut at `label_separator`; words and tags are lists, or texts
-    with blanks between them. If no task asks for labels, a column "label" is taken where there is one and it holds a
-    class. `template` is what the text stands in, at its {}. `split_column` says which split a row is of. `kind` is what
-    `task.labels` says.
+    whose words have tags in "words" and these in "tags", the text to write in "target", a conversation in "messages", a
+    list of {"role": ..., "content": ...}. `pair_column` holds a second text. Several classes are a list, or a text that
+    is cut at `label_separator`; words and tags are lists, or texts with blanks between them. If no task asks for
+    labels, a column "label" is taken where there is one and it holds a class. `template` is what the text stands in, at
+    its {}. `split_column` says which split a row is of. `kind` is what `task.labels` says.
     """
 
     pair_column: str | None = None
     target_column: str | None = None
     words_column: str | None = None
     tags_column: str | None = None
+    messages_column: str | None = None
     label_separator: str | None = None
     template: str | None = None
     split_column: str | None = None
@@ -80,8 +87,10 @@ class Columns:
     @cached_property
     def columns(self) -> dict[str, str]:
         """{word: the column that must be there}"""
-        text = "words_column" if self.kind == "tags" or self.words_column else self.text_word
-        label = {None: None, "tags": "tags_column", "text": "target_column"}.get(self.kind, "label_column")
+        text = ("words_column" if self.kind == "tags" or self.words_column else
+                "messages_column" if self.kind == "turns" or self.messages_column else self.text_word)
+        label = {None: None, "tags": "tags_column", "text": "target_column", "turns": None}
+        label = label.get(self.kind, "label_column")
         given = [word for word in OTHERS if word == label or getattr(self, word)]
         return {word: getattr(self, word) or USUAL.get(word, "text") for word in (text, *given)}
 
@@ -106,6 +115,10 @@ class Columns:
 
     def document(self, row: Mapping[str, Any], split: str | None = None) -> Document:
         """The document of a row, {word: what stands in its column}; ValueError where that is not what it should be."""
+        split = self._split(row["split_column"]) if "split_column" in row else split
+        if "messages_column" in row:
+            messages = self._messages(row["messages_column"])
+            return Document("\n".join(message["content"] for message in messages), None, split, messages=messages)
         words = self._items(row, "words_column") if "words_column" in row else None
         text = self._text(row, self.text_word) if words is None else " ".join(words)
         second = self._text(row, self.second_word) if self.second_word else None
@@ -120,7 +133,6 @@ class Columns:
             label = self._label(row.get("label_column"))
         if self.kind and empty:
             raise ValueError(f"the {empty} is empty: leave the row out")
-        split = self._split(row["split_column"]) if "split_column" in row else split
         return Document(text, label, split, False, second, words)
 
     def _text(self, row: Mapping[str, Any], word: str) -> str:
@@ -145,6 +157,19 @@ class Columns:
             if item == "" or not isinstance(item, str if words else str | int):
                 raise ValueError(f"data.{word}={self.columns[word]}: {item!r:.50} in its list is not a text")
         return tuple(_storable(item, "text") if words else class_name(item) for item in items)
+
+    def _messages(self, messages) -> tuple[dict, ...]:
+        place = f"data.messages_column={self.columns['messages_column']}"
+        if not isinstance(messages, list) or not messages:
+            raise ValueError(f"{place} is no list of messages but {messages!r:.50}")
+        for message in messages:
+            told = message if isinstance(message, dict) else {}
+            if not (isinstance(told.get("role"), str) and isinstance(told.get("content"), str)):
+                raise ValueError(f'{place}: {message!r:.50} is no message, {{"role": "user", "content": "..."}}')
+            _storable(json.dumps(message, ensure_ascii=False), "text")
+        if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
+            raise ValueError(f"{place}: no message has the role assistant and says something: leave the row out")
+        return tuple(messages)
 
     def _label(self, value) -> Label | None:
         if self.kind == "number":

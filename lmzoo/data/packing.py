@@ -6,7 +6,7 @@
     fit          [b d d d d d e][b a a a e] [b c c e]      whole documents, as many as fit; attention as in isolate
     single       [b a a a e] [b c c e] [b d d d d d e]     padded by the collator; longer documents are cut
 
-Of two texts, [b a a a e a a e], the longer one is cut first, and each keeps its eos.
+Of two texts, [b a a a e a a e], the longer one is cut first, and each keeps its eos. A conversation is cut at its end.
 """
 
 from bisect import bisect_right
@@ -18,7 +18,7 @@ import numpy as np
 
 from ..errors import UserError
 from .fitting import Fitted
-from .sampler import Shuffled
+from .sampler import Alike, Shuffled
 from .shards import Joined, Split
 
 PACKINGS = ("stream", "isolate", "fit", "single")
@@ -44,9 +44,19 @@ class Rows:
         """The rows of each source of a mixture; of a corpus by itself, these."""
         return {None: self}
 
+    @property
+    def unequal(self) -> bool:
+        """Whether rows are documents, and so of many lengths."""
+        return self.stride is None
+
     def order(self, seed: int) -> Shuffled:
         """Which rows a step of training reads."""
-        return Shuffled(len(self), seed)
+        return Alike(len(self), seed, self.lengths) if self.unequal else Shuffled(len(self), seed)
+
+    def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """How many tokens each of some rows (n,) holds, int64, where rows are documents."""
+        spans = np.array([self.split.span(row) for row in rows.tolist()], np.int64).reshape(-1, 2)
+        return np.minimum(np.diff(spans)[:, 0], self.length)
 
     def __len__(self) -> int:
         if self.packing == "single":
@@ -81,7 +91,8 @@ class Rows:
 
     def __getitem__(self, row: int) -> dict:
         """`tokens` int64 (n,), `document_ids` int32 (n,) from 0; if the store has them, `word_starts`, and of a single
-        document `label`, `tags` int64 (n,) and `second`, how many tokens come before its second text."""
+        document `label`, `tags` int64 (n,), `written` bool (n,) and `second`, how many tokens come before its second
+        text."""
         split, second = self.split, 0
         if self.fitted:
             spans = self.fitted[row]
@@ -93,7 +104,7 @@ class Rows:
                 spans = [*cut_before_end(begin, begin + second, halves[0]),
                          *cut_before_end(begin + second, end, halves[1])]
                 second = halves[0]
-            elif self.stride is None and end - begin > self.length:
+            elif self.stride is None and end - begin > self.length and split.kind != "turns":
                 spans = cut_before_end(begin, end, self.length)
             else:
                 spans = [(begin, min(end, begin + self.length))]
@@ -107,6 +118,8 @@ class Rows:
                 example["label"] = label
             if second:
                 example["second"] = second
+            if split.kind == "turns":
+                example["written"] = _joined(split.written, spans)
             if split.kind == "tags":
                 example["tags"] = _joined(split.tags, spans)
         elif self.fitted:

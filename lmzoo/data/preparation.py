@@ -89,8 +89,10 @@ def source_of(config: Mapping) -> Source:
 def _settings(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
               labels: list[str] | None = None) -> list:
     """What a store depends on, beside its source."""
-    words, unique = bool((config.get("task") or {}).get("whole_word")), bool(config["data"].get("deduplicate"))
-    return [tokenizer.hash, split, labels, words, unique]
+    task = config.get("task") or {}
+    words, unique = bool(task.get("whole_word")), bool(config["data"].get("deduplicate"))
+    template = [tokenizer.chat_template] if task.get("labels") == "turns" else []
+    return [tokenizer.hash, *template, split, labels, words, unique]
 
 
 def prepare(config: Mapping, tokenizer: tokenizers.Tokenizer, split: str | None = None,
@@ -154,7 +156,7 @@ class Preparation:
         self.parts, self.held_out = source.parts(), source.held_out(split)
         self.kind = source.config["kind"]
         data = source.config | {"cache_dir": str(source.cache)}
-        self.setting = {"data": data, "tokenizer": [tokenizer.json, tokenizer.special], "folder": str(folder),
+        self.setting = {"data": data, "tokenizer": tokenizer.__reduce__()[1], "folder": str(folder),
                         "split": split, "kind": self.kind, "labels": labels, "words": words, "held_out": self.held_out}
 
     def run(self, processes: int | None, unique: bool) -> None:
@@ -236,7 +238,13 @@ class Preparation:
         if not splits:
             raise UserError(f"{path} holds no documents" + f" for the {self.split} split" * bool(self.split))
         if not self.split and "train" not in splits:
-            n = sum(shard["documents"] for shards in splits.values() for shard in shards)
+            counts = {name: sum(shard["documents"] for shard in shards) for name, shards in splits.items()}
+            n = sum(counts.values())
+            if self.source.column:
+                told = ", ".join(f"{n} {name}" for name, n in counts.items())
+                raise UserError(f"{path}: data.split_column={self.source.column} leaves no row to train on ({told}): "
+                                "say train of some, or name the text to train on by data.path and this one by "
+                                "data.test_path or data.val_path, without the column")
             raise UserError(f"{path}: its text is all held out for validation, none is left to train on ({n} "
                             f"document{'s' * (n != 1)}; equal ones go the same way): set data.val_path, or "
                             "data.val_fraction=0, or a finer data.reader.split")

@@ -3,9 +3,10 @@
 Each epoch is a keyed permutation of the rows, computed element by element: a Feistel network (Luby and Rackoff 1988) is
 a bijection on numbers of an even count of bits, and walking along its cycles until one falls below n (Black and Rogaway
 2002) makes it one on 0 .. n - 1. There is no index in memory, and step 10^9 costs what step 0 costs.
+Where rows are of many lengths, a stretch of that order is dealt out anew, so that a step pads little (`Alike`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,32 @@ class Shuffled:
         return np.array([epochs * self.n_rows + k * batch_size])
 
 
+class Alike(Shuffled):
+    """The same order, but the rows of a step are of like length: those of a stretch of steps are sorted by length, cut
+    into as many steps, and these shuffled. What is left for an epoch's last step stays.
+
+    A stretch has at most 1024 rows, and an eighth of an epoch: so an epoch brings together other rows than the last.
+    """
+
+    def __init__(self, n_rows: int, seed: int, lengths: Callable[[np.ndarray], np.ndarray]):
+        super().__init__(n_rows, seed)
+        self.lengths = lengths
+        self._dealt = (None, np.empty((0, 0), np.int64))  # a stretch, and the rows of each of its steps
+
+    def read(self, step: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        n_full = self.n_rows // batch_size
+        epoch, k = divmod(step, -(-self.n_rows // batch_size))
+        n = max(1, min(AHEAD // batch_size, n_full // 8))
+        begin, end = k // n * n, min(k // n * n + n, n_full)
+        if n == 1 or k >= end:
+            return super().read(step, batch_size)
+        if self._dealt[0] != (stretch := (epoch, begin, batch_size)):
+            rows = np.concatenate([super(Alike, self).read(step - k + one, batch_size)[0] for one in range(begin, end)])
+            rows = rows[np.argsort(self.lengths(rows), kind="stable")].reshape(-1, batch_size)
+            self._dealt = stretch, rows[permute(np.arange(len(rows)), len(rows), (self.seed, epoch, begin))]
+        return self._dealt[1][k - begin], np.full(batch_size, epoch)
+
+
 class Micro(NamedTuple):
     """Rows of one forward. `number` counts the micro-batches of a step over all ranks; a filler carries no targets."""
 
@@ -103,27 +130,23 @@ class Windows:
 
 
 class Batches:
-    """For validation and test: `n_rows` rows from `first` on, once and in order. Rank r reads batch r, r + world, ...
+    """For validation and test: each of `rows` (n,) once and in order. Rank r reads batch r, r + world, ...
 
     A rank that comes out short reads a filler, since all must run the same number of forwards.
     """
 
-    def __init__(self, n_rows: int, micro_batch_size: int, rank: int = 0, world: int = 1, first: int = 0):
-        self.n_rows, self.micro_batch_size, self.rank, self.world = n_rows, micro_batch_size, rank, world
-        self.first = first
+    def __init__(self, rows: np.ndarray, micro_batch_size: int, rank: int = 0, world: int = 1):
+        self.rows, self.micro_batch_size, self.rank, self.world = rows, micro_batch_size, rank, world
 
     def __len__(self) -> int:
-        return max(1, -(-self.n_rows // (self.micro_batch_size * self.world)))
+        return max(1, -(-len(self.rows) // (self.micro_batch_size * self.world)))
 
     def __iter__(self) -> Iterator[Micro]:
         size = self.micro_batch_size
         for number in range(self.rank, len(self) * self.world, self.world):
-            filler = number * size >= self.n_rows
-            begin = 0 if filler else number * size
-            yield self._batch(number, begin, min(begin + size, self.n_rows), filler)
-
-    def _batch(self, number: int, begin: int, end: int, filler: bool = False) -> Micro:
-        return Micro(number, self.first + np.arange(begin, end), np.zeros(end - begin, np.int64), filler)
+            filler = number * size >= len(self.rows)
+            rows = self.rows[0 if filler else number * size :][:size]
+            yield Micro(number, rows, np.zeros(len(rows), np.int64), filler)
 
 
 def split_batch(batch_size: int, micro_batch_size: int | None, world: int) -> int:

@@ -9,9 +9,10 @@
                        of other labels 0; -1 for none
         seconds        int32 per document `bos a eos b eos`: how many tokens come before b; 0 where there is no b
         tags           int16 per token: that of the word whose first piece it is, numbered as classes are; else -1
+        written        uint8 per token of a conversation (which gets no bos and eos), 1 where the assistant says it
         words          uint8 per token, 1 where a word begins
 
-The last four but labels are there only where the task asked for them.
+The last five but labels are there only where the task asked for them.
 """
 
 import hashlib
@@ -37,11 +38,11 @@ HEADER_SIZE = HEADER.size + 4
 SECTIONS = {  # what follows the tokens: type, of what each has a value, and the flag of shards that have it (0: all)
     "ends": ("<i8", "documents", 0), "bytes": ("<i8", "documents", 0), "numbers": ("<f8", "documents", 4),
     "labels": ("<i4", "documents", 0), "seconds": ("<i4", "documents", 2), "tags": ("<i2", "tokens", 8),
-    "words": ("u1", "tokens", 1),
+    "written": ("u1", "tokens", 16), "words": ("u1", "tokens", 1),
 }  # fmt: skip
 OF_KIND = {  # the sections that documents with a kind of label have
     None: (), "class": ("seconds",), "classes": ("seconds",), "number": ("seconds", "numbers"), "tags": ("tags",),
-    "text": ("seconds",),
+    "text": ("seconds",), "turns": ("written",),
 }  # fmt: skip
 MOST_TAGS = 1 << 15
 AGAIN = "delete the folder, it is prepared again"
@@ -118,7 +119,8 @@ class ShardWriter:
 
     def __init__(self, file: Path, tokenizer: Tokenizer, words: bool, kind: str | None = None):
         self.file, self.tokenizer, self.kind = file, tokenizer, kind
-        self.opening, self.closing = ([id for id in (id,) if id is not None] for id in (tokenizer.bos, tokenizer.eos))
+        around = (None, None) if kind == "turns" else (tokenizer.bos, tokenizer.eos)
+        self.opening, self.closing = ([id for id in (id,) if id is not None] for id in around)
         kept = (*OF_KIND[kind], *(["words"] if words else []))
         kinds = {name: (dtype, flag) for name, (dtype, _, flag) in SECTIONS.items() if not flag or name in kept}
         self.width, self.flags = width_for(len(tokenizer)), sum(flag for _, flag in kinds.values())
@@ -129,18 +131,19 @@ class ShardWriter:
         self._stream = file.with_name(f"{file.name}.{os.getpid()}").open("wb")
         self._stream.write(bytes(HEADER_SIZE))
         self._later = {name: (dtype, tempfile.TemporaryFile(dir=file.parent)) for name, (dtype, _) in kinds.items()}
-        self._outside = {"words": True, "tags": -1}.get(list(kinds)[-1])  # what is kept of bos and eos
+        self._outside = {"words": True, "tags": -1, "written": 0}.get(list(kinds)[-1])  # what is kept of bos and eos
 
     def add(self, encoded: Iterable[tuple[list[int], list | None]], documents: Iterable[Document]) -> None:
         """Append documents: of each of their texts, in turn, the ids (without bos and eos) and what is kept of each id:
-        whether a word begins there, or the number of the word that has its first piece there, else -1.
+        whether a word begins there, or the assistant says it, or the number of the word that has its first piece there,
+        else -1.
 
         A document with `more` is the beginning or middle of one, with which the next goes on.
         """
         tokens, kept, ends, sizes, classes, seconds, numbers = array("I"), [], [], [], [], [], []
         encoded = iter(encoded)
         for document in documents:
-            text, label, _, more, other, _ = document
+            text, label, _, more, other, *_ = document
             ids, of_each = next(encoded)
             runs = [([] if self.inside else self.opening, None), (ids, of_each), ([] if more else self.closing, None)]
             self.n_bytes_inside += len(text.encode())
@@ -166,7 +169,7 @@ class ShardWriter:
                     numbers.append(label if self.kind == "number" and label is not None else math.nan)
         self._write(np.asarray(tokens).astype(f"<u{self.width}").tobytes())
         values = {"ends": ends, "bytes": sizes, "labels": classes, "seconds": seconds, "numbers": numbers,
-                  "tags": kept, "words": kept}
+                  "tags": kept, "written": kept, "words": kept}
         for name, (dtype, stream) in self._later.items():
             stream.write(np.asarray(values[name], dtype).tobytes())
         self.n_tokens += len(tokens)
@@ -176,7 +179,7 @@ class ShardWriter:
 
     def _class(self, document: Document) -> int:
         """The number of its class or set of classes; 0 for any other label, -1 for none."""
-        label = document.second if self.kind == "text" else document.label
+        label = {"text": document.second, "turns": document.messages}.get(self.kind, document.label)
         if label is None:
             return -1
         if self.kind in (None, "class"):

@@ -33,26 +33,26 @@ class Split:
 
     A shard is opened when something of it is first read. `n_tokens`, `n_documents`, `n_bytes` (UTF-8 of the raw text),
     `n_unlabelled` (documents without a label), `n_untagged` (words without a token, whose tag is lost), `labels` (the
-    names of the classes or tags that occur); `kind` (of label, see `labelled`).
+    names of the classes or tags that occur, among all `names` of the store); `kind` (of label, see `labelled`).
     """
 
     def __init__(self, folder: Path, name: str, meta: dict):
         self.folder, self.name, self.tokenizer, self.has_words = folder, name, meta["tokenizer"], meta["words"]
-        self.kind, self._names = meta["kind"], meta["labels"]
+        self.kind, self.names = meta["kind"], meta["labels"]
         self.shards: list[dict] = meta["splits"][name]
         self._tokens, self._documents = (list(accumulate((shard[count] for shard in self.shards), initial=0))
                                          for count in ("tokens", "documents"))
         self.n_tokens, self.n_documents = self._tokens[-1], self._documents[-1]
         self.n_bytes, self.n_unlabelled, self.n_untagged = (sum(shard[count] for shard in self.shards)
                                                             for count in ("bytes", "unlabelled", "untagged"))
-        number = {label: place for place, label in enumerate(self._names)}
+        number = {label: place for place, label in enumerate(self.names)}
         self._classes = [[sorted(number[one] for one in names_in(label, self.kind)) for label in shard["labels"]]
                          for shard in self.shards]
-        self.labels = [self._names[place] for place in sorted({*chain(*chain(*self._classes))})]
+        self.labels = [self.names[place] for place in sorted({*chain(*chain(*self._classes))})]
         self._opened: list[Shard | None] = [None] * len(self.shards)
 
     def __reduce__(self):  # a worker process maps the files anew instead of copying them
-        return _split, (self.folder, self.name, self._names)
+        return _split, (self.folder, self.name, self.names)
 
     def _shard(self, number: int) -> Shard:
         if self._opened[number] is None:
@@ -82,6 +82,10 @@ class Split:
         """Whether a word begins at each of the tokens begin..end, bool (end - begin,); only if `has_words`."""
         return self._read("words", np.bool_, begin, end)
 
+    def written(self, begin: int, end: int) -> np.ndarray:
+        """Whether the assistant says each of the tokens begin..end, bool (end - begin,); only of conversations."""
+        return self._read("written", np.bool_, begin, end)
+
     def documents_at(self, begin: int, end: int) -> np.ndarray:
         """The document to which each of the tokens begin..end belongs, int64 (end - begin,)."""
         found = [np.empty(0, np.int64)]
@@ -104,7 +108,7 @@ class Split:
         where it has none, and where labels are of another kind."""
         number, place, _ = next(self._places(self._documents, document, document + 1))
         shard = self._shard(number)
-        if shard.labels[place] < 0 or self.kind in ("tags", "text"):
+        if shard.labels[place] < 0 or self.kind in ("tags", "text", "turns"):
             return None
         if self.kind == "number":
             return float(shard.numbers[place])

@@ -214,18 +214,19 @@ class Source:
 
     def _given(self, unit: Unit, document: Document) -> str | None:
         """The split that the source gives a document, but for the "train" of a whole piece or of a column."""
-        of_all = unit.piece.split == "train" or document.split == "train" and self._column
+        of_all = unit.piece.split == "train" or document.split == "train" and self.column
         return None if of_all else document.split
 
     @property
-    def _column(self) -> str | None:
+    def column(self) -> str | None:
+        """The column that says which split a row is of."""
         return getattr(self.reader, "split_column", None)
 
     def _has_validation(self) -> bool:
         """Whether the source says of something that it is for validation."""
         texts = (document for unit in self.units if unit.word == "path" for document in self.read(unit))
         return any(unit.piece.split == "val" for unit in self.units) or bool(
-            self._column and any(document.split == "val" for document in texts))
+            self.column and any(document.split == "val" for document in texts))
 
     def _check_apart(self) -> None:
         """Raise `UserError` if a file of `val_path` or `test_path` is one of `path`, too."""

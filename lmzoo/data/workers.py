@@ -89,10 +89,19 @@ class Workshop:
     def _encoded(self, documents: list[Document]) -> Iterable[tuple[list[int], list | None]]:
         if self.setting["kind"] == "tags":
             return self.tokenizer.encode_firsts([document.words for document in documents])
+        if self.setting["kind"] == "turns":
+            return map(self._conversation, documents)
         texts = [text for document in documents for text in document.texts]
         if self.setting["words"]:
             return self.tokenizer.encode_words(texts)
         return ((ids, None) for ids in self.tokenizer.encode_each(texts))
+
+    def _conversation(self, document: Document) -> tuple[list[int], list[bool]]:
+        try:
+            return self.tokenizer.chat.encode(document.messages)
+        except ValueError as error:
+            raise UserError(f"data.path={self.source.config['path']}: the conversation {document.text[:40]!r}: "
+                            f"{error}") from error
 
     def _check(self, document: Document) -> None:
         """Raise `UserError` for a label of another kind than the task wants, as a function of the user's may give, or
@@ -101,7 +110,9 @@ class Workshop:
         if kind is None and known is None:
             return
         label, text = document.label, f"data.path={self.source.config['path']}: the text {document.text[:40]!r}"
-        fits = label is None if kind == "text" else label is None or isinstance(label, KINDS[kind])
+        fits = label is None if kind in ("text", "turns") else label is None or isinstance(label, KINDS[kind])
+        if kind == "turns":
+            fits = fits and document.messages is not None
         if kind == "tags":
             fits = fits and len(label or ()) == len(document.words or ()) > 0
         if not fits or document.more and document.second is not None:

@@ -86,14 +86,15 @@ def answer(
     """
     tokenizer, continues = net.tokenizer, net.family == "decoder"
     rows, mask = left_padded([prompt_ids(net, prompt) for prompt in prompts])
-    limits = {"max_new_tokens": max_new_tokens, "eos": tokenizer.eos, "start": None if continues else tokenizer.start}
+    eos = tokenizer.chat.eos if chats(net) else tokenizer.eos
+    limits = {"max_new_tokens": max_new_tokens, "eos": eos, "start": None if continues else tokenizer.start}
     if n_beams > 1 or n_best is not None:
         found, totals = search(net, rows, mask, **limits, n_beams=n_beams, n_best=n_best or 1,
                                length_penalty=length_penalty, repetition_penalty=repetition_penalty)  # fmt: skip
         new = found[:, :, rows.shape[1] if continues else 1 :].tolist()
         prompt_rows = [row[kept].tolist() if continues else [] for row, kept in zip(rows, mask.bool(), strict=True)]
         return [
-            [{"prompt": prompt, "answer": told(tokenizer, before, ids, stop), "log_probability": total}
+            [{"prompt": prompt, "answer": told(tokenizer, before, ids, stop, eos), "log_probability": total}
              for ids, total in zip(*best, strict=True)]
             for prompt, before, *best in zip(prompts, prompt_rows, new, totals.tolist(), strict=True)
         ]  # fmt: skip
@@ -109,9 +110,15 @@ def answer(
 
 
 def prompt_ids(net: nn.Module, prompt: str) -> list[int]:
-    """What the net reads of a prompt: a decoder after bos, an encoder-decoder up to eos."""
+    """What the net reads of a prompt: a decoder after bos, or as its chat template renders what a user says; an
+    encoder-decoder up to eos."""
     tokenizer = net.tokenizer
     check_known(tokenizer, prompt)
+    if chats(net):
+        try:
+            return tokenizer.chat.prompt(prompt)
+        except ValueError as error:
+            raise UserError(f"prompt={prompt}: {error} (chat=false leaves the template out)") from error
     ids = tokenizer.encode(prompt)
     if net.family != "decoder":
         tokenizer.require("start", "eos", task="answering")
@@ -139,10 +146,15 @@ def left_padded(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, torch.tensor([[0] * (length - len(row)) + [1] * len(row) for row in rows])
 
 
-def told(tokenizer: Tokenizer, before: list[int], ids: list[int], stop: Sequence[str]) -> str:
+def chats(net: nn.Module) -> bool:
+    """Whether a prompt is what a user says to an assistant, as the tokenizer of a decoder knows by its template."""
+    return net.family == "decoder" and net.tokenizer.chat_template is not None
+
+
+def told(tokenizer: Tokenizer, before: list[int], ids: list[int], stop: Sequence[str], eos: int | None) -> str:
     """The text of ``ids`` behind those ``before``, up to eos or a stop string."""
     pieces: list[str] = []
     teller = Teller(tokenizer, before, stop, pieces.append)
     for i, id in enumerate(ids):
-        teller.take(id, id == tokenizer.eos or i + 1 == len(ids))
+        teller.take(id, id == eos or i + 1 == len(ids))
     return "".join(pieces)

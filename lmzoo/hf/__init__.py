@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from torch import nn
@@ -102,6 +103,10 @@ def _ids(model: nn.Module, tokenizer) -> dict[str, int | None]:
     """The ids that a config.json names. A pad that is the eos is none to a model: its embedding would never learn."""
     ids = {role: getattr(tokenizer, role, None) for role in ("bos", "eos", "pad")}
     ids["pad"] = None if ids["pad"] == ids["eos"] else ids["pad"]
+    if model.family == "decoder" and getattr(tokenizer, "chat_template", None):
+        with suppress(UserError):  # of a template by which no answer ends
+            if (end := tokenizer.chat.eos) != ids["eos"]:
+                ids["eos"] = [id for id in (ids["eos"], end) if id is not None]
     ids |= {"decoder_start": getattr(tokenizer, "start", None)} if model.family == "encoder-decoder" else {}
     return {f"{role}_token_id": id for role, id in ids.items()}
 

@@ -1,5 +1,5 @@
 """A tokenizer in Hugging Face's files, and back: tokenizer.json, with what the net reads around a text; roles in
-tokenizer_config.json."""
+tokenizer_config.json; a chat template in chat_template.jinja."""
 
 import json
 from collections.abc import Iterator
@@ -57,7 +57,8 @@ def read_tokenizer(folder: str | Path) -> Tokenizer | None:
     roles = {role: getattr(theirs, f"{role}_token") for role in ("bos", "eos", "pad", "unk", "mask")}
     roles |= {role: roles[role] or getattr(theirs, name) for role, name in THEIRS.items()}
     special = {role: name for role, name in roles.items() if name and plain.id(name) != getattr(plain, role)}
-    return Tokenizer(plain.json, special)
+    template = theirs.chat_template if isinstance(theirs.chat_template, str) else None  # of several none is the one
+    return Tokenizer(plain.json, special, template)
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, net) -> None:
@@ -81,6 +82,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, net) -> None:
     own["post_processor"] = around(tokenizer, net.family)
     for name, content in ("tokenizer.json", own), ("tokenizer_config.json", config):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False), encoding="utf-8")
+    if tokenizer.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
 
 
 def around(tokenizer: Tokenizer, family: str) -> dict | None:

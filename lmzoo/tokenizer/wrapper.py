@@ -1,14 +1,17 @@
 """The wrapper of a tokenizer: text to ids and back, and the ids of the roles that tasks need; and opening its file."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import tokenizers
 
 from ..errors import UserError
+from .chat import Chat
 
 # The usual spellings of each role, the likeliest first.
 ROLES = {
@@ -36,14 +39,15 @@ class Tokenizer:
     `json` is the library's JSON; `special` names the tokens of roles that have unusual names, as {"pad": "<fill>"}.
     `pad, bos, eos, unk, mask, start` are ids or None, `sentinels` the ids of <extra_id_0>, <extra_id_1>, ...
     Without a token for padding `pad` is `eos` (GPT); `start`, with which a decoder begins, is `bos`, else `pad` (T5).
+    `chat_template` makes texts of conversations, by `chat`.
     """
 
-    def __init__(self, json: str, special: Mapping[str, str] | None = None):
+    def __init__(self, json: str, special: Mapping[str, str] | None = None, chat_template: str | None = None):
         self._tokenizer = tokenizers.Tokenizer.from_str(json)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True  # "<|endoftext|>" in a document is text
-        self.special = dict(special or {})
+        self.special, self.chat_template = dict(special or {}), chat_template
         self.json = self._tokenizer.to_str()
         self.hash = hashlib.sha256(repr((self.json, sorted(self.special.items()))).encode()).hexdigest()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -61,7 +65,9 @@ class Tokenizer:
         self.sentinels = []
         while (sentinel := vocabulary.get(f"<extra_id_{len(self.sentinels)}>")) is not None:
             self.sentinels.append(sentinel)
-        marked = (id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added_ids = set(added)
+        marked = (id for id, token in added.items() if token.special)
         self.special_ids = {*marked, *self.sentinels, *(id for id in ids.values() if id is not None)}
         names = sorted(map(re.escape, map(self.token, self.special_ids)), key=len, reverse=True)
         self._special_names = re.compile("|".join(names) or r"(?!)")
@@ -71,7 +77,7 @@ class Tokenizer:
         return self._size
 
     def __reduce__(self):
-        return Tokenizer, (self.json, self.special)
+        return Tokenizer, (self.json, self.special, self.chat_template)
 
     def extended(self, tokens: Sequence[str]) -> "Tokenizer":
         """With `tokens` appended to the vocabulary: each is one id wherever it stands in a text."""
@@ -83,7 +89,20 @@ class Tokenizer:
         wider.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in tokens])
         if [wider.token_to_id(token) for token in tokens] != [*range(len(self), len(self) + len(tokens))]:
             raise UserError("tokenizer.add: this tokenizer leaves out ids, so that none can be appended")
-        return Tokenizer(wider.to_str(), self.special)
+        return Tokenizer(wider.to_str(), self.special, self.chat_template)
+
+    @cached_property
+    def chat(self) -> Chat:
+        """Conversations, where there is a template for them."""
+        return Chat(self)
+
+    def conversing(self, template: str) -> "Tokenizer":
+        """With a chat template, the token by which this ends a turn being a special one."""
+        ends = self.token(Tokenizer(self.json, self.special, template).chat.eos)
+        content = json.loads(self.json)
+        for token in content["added_tokens"]:
+            token["special"] |= token["content"] == ends
+        return Tokenizer(json.dumps(content), self.special, template)
 
     def token(self, id: int) -> str:
         """The token of an id as the vocabulary spells it; "" for an id without one."""
@@ -96,6 +115,16 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """The ids of a text: nothing is added, and no special token is read out of it."""
         return self.encode_batch([text])[0]
+
+    def encode_special(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids of a text in which the names of special tokens are those tokens, and the (begin, end) characters of
+        each."""
+        self._tokenizer.encode_special_tokens = False
+        try:
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        finally:
+            self._tokenizer.encode_special_tokens = True
+        return encoded.ids, encoded.offsets
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """`encode` of each text, on all cores."""

@@ -1,0 +1,231 @@
+"""How a metric grows with the number of labelled texts, of checkpoints and of what isn't pretrained.
+
+python -m lmzoo.tools.learning_curve FOLDER --init runs/a runs/b scratch majority svm
+    --sizes 10,50,all --seeds 1,2,3 task=classification data=jsonl data.path=reviews.jsonl
+
+Each RUN of --init is fine-tuned by each seed on so many texts of each class (data.per_class), which
+the seed chooses, and tested; all other words are those of lmzoo.train. `scratch:RUN` is the net and
+tokenizer of a RUN with fresh weights (`scratch`: of the first RUN; where there is none the words
+say model=...), `majority` always names the class that most training texts have, `svm` is a linear
+support vector machine on TF-IDF of words and pairs of them (of Chinese: of up to three signs), by
+scikit-learn. All learn from and are measured on the same texts.
+
+FOLDER gets a run for each cell, table.json and table.png. A cell that is done is not done again:
+say the same words to go on.
+"""
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lmzoo.tools import answer, parser
+
+import lmzoo
+from lmzoo import UserError
+from lmzoo.signatures import nearest
+
+SCRATCH, MAJORITY, SVM = "scratch", "majority", "svm"
+ALL = "all"
+COUNTED = {MAJORITY: "majority class", SVM: "TF-IDF, linear SVM"}  # what is no net
+
+
+class Init(NamedTuple):
+    """What a line of the table starts from: the net of `base` (None: that of the words), or its like with fresh
+    weights, or no net at all."""
+
+    name: str
+    base: str | None
+    fresh: bool = False
+
+    @property
+    def title(self) -> str:
+        return COUNTED.get(self.name, self.name)
+
+
+def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], metric: str, words: list[str]) -> str:
+    """Train what is not trained yet; the table, in Markdown."""
+    lines = named(inits)
+    keep(folder, words, {line.name: line.base for line in lines})
+    records = []
+    for line in lines:
+        for size in sizes:
+            values = []
+            for seed in seeds:
+                found = result(folder / f"{line.name}-{size}-{seed}", line, size, seed, words)
+                if metric not in found:
+                    raise UserError(f"--metric {metric}: {line.title} has no such{nearest(metric, found)}")
+                values.append(found[metric])
+            records.append({"init": line.title, "per_class": size, "metric": metric, "seeds": seeds, "values": values,
+                            "mean": statistics.fmean(values),
+                            "deviation": statistics.stdev(values) if len(values) > 1 else None})  # fmt: skip
+    (folder / "table.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    picture(records, sizes, metric, folder / "table.png")
+    return table(records, sizes, metric)
+
+
+def named(inits: Sequence[str]) -> list[Init]:
+    """What --init says, each with a name of its own."""
+    runs = [one for one in inits if one not in COUNTED and one.partition(":")[0] != SCRATCH]
+    first, found = next(iter(runs), None), []
+    for one in inits:
+        kind, _, run = one.partition(":")
+        if one in COUNTED:
+            found.append(Init(one, first))
+        elif kind == SCRATCH:
+            found.append(Init(f"{SCRATCH}-{Path(run).resolve().name}" if run else SCRATCH, run or first, fresh=True))
+        else:
+            found.append(Init(Path(one).resolve().name, one))
+    if len({line.name for line in found}) < len(found):
+        raise UserError(f"--init {' '.join(inits)}: two of them have one name; rename a folder")
+    return found
+
+
+def keep(folder: Path, words: list[str], bases: dict[str, str | None]) -> None:
+    """Note in a new folder what its cells are of; refuse one whose cells are of something else."""
+    file = folder / "setting.json"
+    if not file.exists() and folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty, and holds no learning curve: give a new folder")
+    noted = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"words": words, "bases": {}}
+    if noted["words"] != words:
+        raise UserError(f"{folder} holds runs of other words ({' '.join(noted['words'])}): give a new folder")
+    for name, base in bases.items():
+        if noted["bases"].setdefault(name, base) != base and name not in COUNTED:
+            raise UserError(f"{folder} holds runs of another {name}, of {noted['bases'][name]}: give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+
+
+def result(run: Path, line: Init, size: str, seed: int, words: list[str]) -> dict[str, float]:
+    """The metrics of a cell, which is trained unless it has been."""
+    file = run / "result.json"
+    if not file.exists():
+        if (run / "checkpoints" / "MANIFEST.json").exists():
+            lmzoo.fit(lmzoo.compose(f"ckpt={run}"))
+        elif line.name in COUNTED:
+            found = counted(line.name, configured(line, size, seed, words))
+            run.mkdir(exist_ok=True)
+            file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+        else:
+            lmzoo.fit(configured(line, size, seed, [*words, f"run_dir={run}"]))
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def configured(line: Init, size: str, seed: int, words: list[str]):
+    """The configuration of a cell; one with fresh weights has the net and the tokenizer of its base, and no more."""
+    own = [f"seed={seed}", *([] if size == ALL else [f"data.per_class={size}"]),
+           *([f"init_from={line.base}"] if line.base else [])]  # fmt: skip
+    config = lmzoo.compose(*words, *own)
+    if config.trainer.strategy != "auto":
+        raise UserError(f"trainer.strategy={config.trainer.strategy}: the cells are of one process; leave it out")
+    if line.fresh and line.base:
+        if not (file := Path(line.base, "tokenizer.json")).is_file():
+            raise UserError(f"--init {line.name}: {line.base} is no run's folder with a tokenizer.json")
+        config.init_from, config.tokenizer.path = None, str(file)
+    return config
+
+
+def counted(init: str, config) -> dict[str, float]:
+    """The accuracy of what is no net, on the test that a run of this configuration has."""
+    from lmzoo.data.few import few_of_each
+    from lmzoo.data.preparation import source_of
+
+    splits: dict[str, list] = {}
+    for split, document in source_of(config).documents():
+        if not document.more:  # of a very long text its last part
+            splits.setdefault(split, []).append(document)
+    train, test = splits.get("train", []), splits.get("test", [])
+    if config.task.labels != "class" or not test:
+        raise UserError(f"--init {init}: this is for data with a test, and texts of one class each")
+    if n := config.data.per_class:
+        order, _ = few_of_each(lambda text: [train[text].label], len(train), n, config.seed)
+        train = [train[text] for text in order]
+    labels = [document.label for document in train]
+    if init == MAJORITY:
+        guesses = [Counter(labels).most_common(1)[0][0]] * len(test)
+    else:
+        guesses = support_vectors([document.text for document in train], labels, [document.text for document in test])
+    right = sum(guess == document.label for guess, document in zip(guesses, test, strict=True))
+    return {"test/accuracy": right / len(test), "test/f1": macro_f1([document.label for document in test], guesses)}
+
+
+def macro_f1(labels: Sequence[str], guesses: Sequence[str]) -> float:
+    """The mean F1 of the classes that occur on either side."""
+    right = Counter(label for label, guess in zip(labels, guesses, strict=True) if label == guess)
+    both = Counter(labels) + Counter(guesses)
+    return statistics.fmean(2 * right[name] / both[name] for name in both)
+
+
+def support_vectors(texts: list[str], labels: list[str], asked: list[str]) -> list[str]:
+    """The guesses of a linear support vector machine on TF-IDF."""
+    try:
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.svm import LinearSVC
+    except ImportError:
+        raise UserError("--init svm needs scikit-learn: pip install 'lmzoo[bench]'") from None
+    spaced = statistics.fmean(len(text) / len(text.split()) for text in texts) < 15  # signs for a word
+    of_words = {"ngram_range": (1, 2)} if spaced else {"analyzer": "char", "ngram_range": (1, 3)}
+    vectors = TfidfVectorizer(sublinear_tf=True, **of_words)
+    machine = LinearSVC(random_state=0).fit(vectors.fit_transform(texts), labels)
+    return machine.predict(vectors.transform(asked)).tolist()
+
+
+def table(records: Sequence[dict], sizes: Sequence[str], metric: str) -> str:
+    """A line for each of --init, its mean and standard deviation over the seeds for each size."""
+    cells = {(one["init"], one["per_class"]): f"{one['mean']:.3f}" + (
+        f" ± {one['deviation']:.3f}" if one["deviation"] is not None else "") for one in records}  # fmt: skip
+    lines = [f"| {metric} | " + " | ".join(size if size == ALL else f"{size} a class" for size in sizes) + " |",
+             "|---" * (len(sizes) + 1) + "|"]  # fmt: skip
+    for name in dict.fromkeys(one["init"] for one in records):
+        lines.append(f"| {name} | " + " | ".join(cells[name, size] for size in sizes) + " |")
+    return "\n".join(lines)
+
+
+def picture(records: Sequence[dict], sizes: Sequence[str], metric: str, file: Path) -> None:
+    """A line for each of --init over the sizes, with the deviation over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name in dict.fromkeys(one["init"] for one in records):
+        own = [one for one in records if one["init"] == name]
+        axes.errorbar(range(len(sizes)), [one["mean"] for one in own], [one["deviation"] or 0 for one in own],
+                      fmt="--" if name in COUNTED.values() else "o-", capsize=3, label=name)  # fmt: skip
+    axes.set_xticks(range(len(sizes)), sizes)
+    axes.set(xlabel="labelled texts of each class", ylabel=f"{metric}, mean and deviation over seeds")
+    axes.legend(fontsize="small")
+    figure.savefig(file, dpi=120)
+
+
+def main() -> None:
+    def size(text: str) -> str:
+        if text != ALL and int(text) < 1:
+            raise ValueError
+        return text
+
+    def several(kind):
+        def values(text: str) -> list:
+            return [kind(one) for one in text.split(",")]
+
+        values.__name__ = "list"  # what argparse calls it
+        return values
+
+    arguments = parser(__doc__)
+    arguments.add_argument("folder", type=Path, help="of the runs, new or of the same words")
+    arguments.add_argument("words", nargs="*", metavar="WORD", help="of training, as task=classification")
+    arguments.add_argument("--init", nargs="+", action="extend", required=True, metavar="INIT",
+                           help="runs, exported folders, scratch, majority, svm")  # fmt: skip
+    arguments.add_argument("--sizes", type=several(size), default=["10", "50", "200", ALL], metavar="10,50,all",
+                           help="texts of each class")  # fmt: skip
+    arguments.add_argument("--seeds", type=several(int), default=[1, 2, 3], metavar="1,2,3")
+    arguments.add_argument("--metric", default="test/accuracy", help="of result.json (test/accuracy)")
+    given = arguments.parse_args()
+    words = [*given.words, *(one for one in given.init if "=" in one)]  # that stand behind --init
+    inits = [one for one in given.init if "=" not in one]
+    answer(curve, given.folder, inits, given.sizes, given.seeds, given.metric, words)
+
+
+if __name__ == "__main__":
+    main()
