@@ -71,7 +71,8 @@ def test_the_readme_s_first_row_is_what_is_counted():
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     cells = next(line for line in readme.splitlines() if line.startswith("| `model=gpt size=base`, rows")).split(" | ")
     text = count("model=gpt", "size=base", "data.batch_size=8", "trainer.precision=bf16-mixed", devices=8)
-    totals = [in_bytes(row[-8:]) / 1e9 for row in text.splitlines() if row.startswith(("ddp", "fsdp"))]
+    totals = [in_bytes(row[-8:]) / 1e9 for row in text.splitlines()
+              if row.startswith(("ddp", "fsdp")) and "selective" not in row]  # fmt: skip
     assert [float(cell.split()[0]) for cell in cells[2:6]] == pytest.approx(totals, abs=0.051)  # in GB
 
 

@@ -73,7 +73,7 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
     room = in_bytes(device_memory) if device_memory else 0
     moments = memory.moments(net, config["optim"])
     lines = [f"memory of a device in {word}, of {devices} under ddp and fsdp; rows of {length:,}, {batch:,} a step",
-             f"{'':<30}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
+             f"{'':<34}{'rows':>5}" + "".join(f"{name:>12}" for name in (*PARTS, "in all"))]  # fmt: skip
     fitting, kept = [], {}
     for engine, recompute in product(memory.ENGINES, memory.RECOMPUTE):
         n = 1 if engine == "one device" else devices
@@ -85,7 +85,7 @@ def memory_table(net: nn.Module, config: Mapping, devices: int, device_memory: s
             )  # fmt: skip
         found = memory.memory(net, kept[own, recompute], moments, engine, n, batch > own * n, dtype)
         name = engine if recompute == "none" else f"{engine}, {recompute} recomputing"
-        lines.append(f"{name:<30}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
+        lines.append(f"{name:<34}{own:>5}" + "".join(f"{size(getattr(found, part)):>12}" for part in (*PARTS, "total")))
         if found.total <= 0.9 * room:  # a tenth for the allocator and the kernels
             fitting.append(name)
     if device_memory:

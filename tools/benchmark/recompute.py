@@ -1,4 +1,4 @@
-"""What activation checkpointing costs in time and saves of memory, through lmzoo's whole training path.
+"""What activation checkpointing costs in time and saves of memory, in lmzoo's whole training path.
 
 python -m lmzoo.tools.benchmark recompute --families gpt,bert,t5 --dtype bf16 --json recompute.json
 
