@@ -38,7 +38,7 @@ SAME_SOURCE = ("path", "batch_size", "micro_batch_size", "num_workers", "cache_d
 # of the data: what a net was trained with, wherever the text is from
 ROWS = ("packing", "row_length", *SAME_SOURCE[1:])
 SPLITS = ("val", "test")  # of a run's own data, what may be measured
-SPLITTING = ("data.val_path", "data.test_path", "data.val_fraction")
+SPLITTING = ("data.val_path", "data.test_path", "data.val_fraction", "data.per_class")
 WRITTEN = ("config.yaml", "tokenizer.json", "result.json", "environment.jsonl", "loss.png", "predictions.jsonl",
            "confusion.png", "checkpoints")  # each starts anew
 LENGTHS = ("max_steps", "max_tokens", "max_epochs")

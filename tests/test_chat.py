@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from lmzoo.tasks.chat import Chat, Turns
+from lmzoo.tools.export import export
 from transformers import AutoConfig, AutoTokenizer
 
 import downstream_run
@@ -85,6 +86,14 @@ def test_what_the_assistant_says_by_hand():
     ("{% for m in messages %}{{ m.content }}!{% endfor %}", "ends what the assistant says with '!', and this"),
     (TEMPLATES["chatml"] + "!", "is of no use for a question and its answer: the chat template renders a turn"),
     (TEMPLATES["chatml"], "ends what the assistant says with '<|im_end|>.n', and .* tokenizer.add="),
+    ("Hello", "leaves out what the assistant says"),
+    ("{% for m in messages %}{% generation %}{% generation %}{{ m.content }}{% endgeneration %}{% endgeneration %}"
+     "{% endfor %}", "has a {% generation %} in another, or leaves one by a break"),
+    ("{% for m in messages %}{% generation %}{{ m.content }}{% break %}{% endgeneration %}{% endfor %}",
+     "has a {% generation %} in another, or leaves one by a break"),
+    ("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}", "refuses it: maximum recursion depth exceeded"),
+    ("{{ messages|dictsort }}", "refuses it: 'list' object has no attribute 'items'"),
+    ("{{ " + "(" * 2000 + "1" + ")" * 2000 + " }}", "is none of Jinja's: .*recursion"),
 ])  # fmt: skip
 def test_templates_that_are_of_no_use(template, line):
     with pytest.raises(UserError, match=line.replace("|", r"\|")):
@@ -103,6 +112,8 @@ def test_a_conversation_that_a_template_can_not_render():
         template = TEMPLATES["plain"] + f"{{% if messages[0].role == 'tool' %}}{unsafe}{{% endif %}}"
         with pytest.raises(ValueError, match="refuses it: .*(unsafe|is no name for it)"):
             BYTES.conversing(template).chat.render([{"role": "tool", "content": "x"}])
+    with pytest.raises(ValueError, match="holds one of the code points U.FDD0"):  # the marks of {% generation %}
+        PLAIN.chat.encode([TALK[0], {"role": "assistant", "content": "\ufdd0a\ufdd1b"}])
 
 
 def test_what_is_exported_ends_an_answer_where_a_turn_ends(tmp_path):
@@ -197,18 +208,21 @@ def spoken(folder, *more):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     with tiny_run.lean():
-        (folder / "own.jinja").write_text(TEMPLATES["plain"].replace("user", "human"))
+        (folder / "own.jinja").write_text(TEMPLATES["plain"].replace(":\\n", "> "))
         words = ["model=gpt", "model.max_len=48", "task.max_answer=4"]
         lmzoo.fit(lmzoo.compose(*spoken(folder, *words, f"tokenizer.chat_template={folder / 'own.jinja'}")))
     (folder / "own.jinja").unlink()  # the run holds it
     return folder / "run"
 
 
-def test_the_template_travels(run, tmp_path):
+def test_the_template_travels(run, tmp_path, capsys):
     net = lmzoo.load(run)
-    template = TEMPLATES["plain"].replace("user", "human")
+    template = TEMPLATES["plain"].replace(":\\n", "> ")
     assert net.tokenizer.chat_template == template
-    hf.to_hf(net, tmp_path / "hf")
+    export(str(run), str(tmp_path / "hf"))
+    made = {}
+    exec((tmp_path / "hf" / "README.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0], made)
+    assert capsys.readouterr().out.startswith("<s>user> Some text\nassistant> ")  # what the net has learned to answer
     assert lmzoo.load(tmp_path / "hf").tokenizer.chat_template == template
     result = json.loads((run / "result.json").read_text())
     assert evaluate(configured(f"ckpt={run}"))["val/loss"] == pytest.approx(result["val/loss"], abs=1e-5)
@@ -232,7 +246,7 @@ def prompted(monkeypatch, capsys, *words):
 def test_a_prompt_is_a_users_turn_unless_chat_is_false(run, monkeypatch, capsys):
     tokenizer = lmzoo.load(run).tokenizer
     asked = prompted(monkeypatch, capsys, f"ckpt={run}", "prompt=7")
-    assert asked == (("user:\n7\nassistant:\n", tokenizer.chat.eos), "\n")
+    assert asked == (("user> 7\nassistant> ", tokenizer.chat.eos), "\n")
     assert prompted(monkeypatch, capsys, f"ckpt={run}", "prompt=7", "chat=false") == (("7", tokenizer.eos), "7\n")
 
 

@@ -135,6 +135,7 @@ def test_mistakes(gpt_run):
                         ((f"ckpt={gpt_run}", "data=text", "data.field=x"), "data.field: Text has no such word"),
                         ((f"ckpt={gpt_run}", "data=text", "data.val_path=x"), "data.val_path changes nothing"),
                         ((f"ckpt={gpt_run}", "trainer.max_steps=5"), "trainer.max_steps changes nothing in an"),
+                        ((f"ckpt={gpt_run}", "data=jsonl", "data.per_class=3"), "data.per_class changes nothing"),
                         ((f"ckpt={gpt_run}", "trainer.devices=0"), "trainer.devices=0 must be between"),
                         ((f"ckpt={gpt_run}", "data.path=/nowhere"), "matches no file")]:  # fmt: skip
         with pytest.raises(UserError) as refusal:

@@ -135,6 +135,7 @@ def test_what_the_card_of_a_program_proposes_runs(classifier_run, tmp_path, caps
     assert f"it is of {file}, step 1,200\nlogits differ from the net's by at most " in told
     assert float(told.split()[-1]) < 1e-5 and (tmp_path / "out" / name).is_file()
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "out" / "labels.json").read_text(encoding="utf-8")) == ["bad", "fair", "good"]
     assert "| labels | bad, fair, good |" in card and "encoder of Embed, Learned, Attention" in card
     made = example(tmp_path / "out")
     row = torch.tensor([net.tokenizer.document(net.tokenizer.encode("Some text"))])

@@ -1,6 +1,7 @@
 """The learning curve: which cells are trained, on what, and that a finished one is not trained again."""
 
 import json
+import re
 import statistics
 import sys
 
@@ -63,6 +64,7 @@ def test_a_curve_is_trained_once_and_goes_on(texts, base, tmp_path, monkeypatch)
 
 def test_means_and_deviations_are_over_seeds(tmp_path, monkeypatch):
     values = {1: 0.5, 2: 0.6, 3: 0.8}
+    monkeypatch.setattr(learning_curve, "check", lambda *_: None)
     monkeypatch.setattr(learning_curve, "result", lambda run, line, size, seed, words: {"m": values[seed]})
     told = curve(tmp_path / "new", ["majority"], ["4", "all"], [1, 2, 3], "m", [])
     cell = f"{statistics.fmean(values.values()):.3f} ± {statistics.stdev(values.values()):.3f}"
@@ -111,17 +113,30 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, texts, base):
     (tmp_path / "mine" / "file").touch()
     code, line = said(monkeypatch, capsys, tmp_path / "mine", "--init", base, *words)
     assert code == 2 and "mine is not empty, and holds no learning curve" in line
-    learning_curve.keep(tmp_path / "new", words, {"base": str(base)})
+    new, setting = tmp_path / "new", learning_curve.matched(tmp_path / "new", words, {"base": str(base)})
+    code, line = said(monkeypatch, capsys, new, "--init", base, "nowhere", *words)
+    assert code == 2 and "init_from=nowhere does not exist" in line and not new.exists()
+    new.mkdir()
+    (new / "setting.json").write_text(json.dumps(setting))
     for given, expected in (
         ([*words, "seed=3"], "holds runs of other words"),
         (["--metric", "test/accurracy", "--sizes", "all", *words], "accurracy: majority class has no such; did you"),
         (["--sizes", "few", *words], "argument --sizes: invalid list value: 'few'"),
+        (["--sizes", "0", *words], "argument --sizes: invalid list value: '0'"),
+        (["--seeds=-1", *words], "argument --seeds: invalid list value: '-1'"),
+        (["--seeds", "1,2,1", *words], "argument --seeds: 1,2,1 says one twice"),
         ([*words, "trainer=ddp"], "holds runs of other words"),
     ):
         code, line = said(monkeypatch, capsys, tmp_path / "new", "--init", "majority", base, *given)
         assert code == 2 and expected in line, line
     with pytest.raises(UserError, match="holds runs of another base"):
-        learning_curve.keep(tmp_path / "new", words, {"base": "elsewhere/base"})
+        learning_curve.matched(new, words, {"base": "elsewhere/base"})
+    for word, instead in (("seed=3", "say --seeds"), ("+data.per_class=5", "say --sizes"), ("run_dir=x", "folder")):
+        with pytest.raises(UserError, match=f"{re.escape(word)}: leave it out; .*{instead}"):
+            learning_curve.check([], "all", 1, [*words, word])
+    monkeypatch.setattr(learning_curve, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--init svm needs scikit-learn"):
+        learning_curve.check([Init("svm", str(base))], "all", 1, words)
     with pytest.raises(UserError, match="trainer.strategy=ddp: the cells are of one process"):
         configured(Init("base", str(base)), "all", 1, [*words, "trainer=ddp"])
     with pytest.raises(UserError, match="texts of one class each"):

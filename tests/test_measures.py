@@ -103,6 +103,7 @@ MISTAKES = [
     ("gpt measure=multiple_choice data.path=A.jsonl split=val", "split=val: all of data.path is read"),
     ("gpt measure=labels data=csv data.path=A.csv split=train", "split=train: it may be val or test or whole"),
     ("gpt measure=labels data=csv data.path=A.csv data.pair_column=x", "data.pair_column changes nothing in this"),
+    ("gpt measure=labels data=csv data.path=A.csv data.per_class=3", "data.per_class changes nothing in this measure"),
     ("gpt measure=labels data=csv data.path=A.csv data.words_column=x", "data.words_column changes nothing in this"),
     ("gpt measure=labels data=csv data.path=A.csv split=whole measure.n_shots=1", "the train split has 0 texts"),
     ("exported measure=sliding_window", "is an exported folder, which has no data of its own: say what to measure"),

@@ -12,6 +12,7 @@ onnx           the same as model.onnx, for onnxruntime and others (extra onnx)
 onnx_int8      the same with weights of eight bits; int8.json says what that costs on the
                validation split and how quick it is beside fp32
 
+Beside a program of a net of classes or tags labels.json has their names, in the order of the logits.
 RUN is a run's folder (its newest checkpoint, or with --best the best in validation), a checkpoint
 file, or a folder of transformers.
 """
@@ -54,6 +55,8 @@ def export(run: str, folder: str, to: str = "hf", best: bool = False) -> str:
         how = "open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
     else:
         format, told = write_program(net, folder, to, file, is_run)
+        if is_run and (labels := checkpoint.identify(state, file).get("labels")):
+            (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
         how = f"run it by\n\n{format.use}\n"
     if is_run:
         card.write_card(net, folder, state, file, format)

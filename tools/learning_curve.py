@@ -16,8 +16,10 @@ say the same words to go on.
 
 import json
 import statistics
+from argparse import ArgumentTypeError
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +31,9 @@ from lmzoo.signatures import nearest
 
 SCRATCH, MAJORITY, SVM = "scratch", "majority", "svm"
 ALL = "all"
+SETTING = "setting.json"  # of a folder: what its cells are of
+OWN = {"seed": "say --seeds", "data.per_class": "say --sizes", "init_from": "say --init", "ckpt": "say --init",
+       "run_dir": "each cell has a folder in that of the curve"}  # fmt: skip
 COUNTED = {MAJORITY: "majority class", SVM: "TF-IDF, linear SVM"}  # what is no net
 
 
@@ -48,13 +53,17 @@ class Init(NamedTuple):
 def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], metric: str, words: list[str]) -> str:
     """Train what is not trained yet; the table, in Markdown."""
     lines = named(inits)
-    keep(folder, words, {line.name: line.base for line in lines})
+    setting = matched(folder, words, {line.name: line.base for line in lines})
+    todo = [line for line in lines for size in sizes for seed in seeds if not done(folder, line, size, seed).exists()]
+    check(dict.fromkeys(todo), sizes[0], seeds[0], words)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SETTING).write_text(json.dumps(setting, indent=1) + "\n", encoding="utf-8")
     records = []
     for line in lines:
         for size in sizes:
             values = []
             for seed in seeds:
-                found = result(folder / f"{line.name}-{size}-{seed}", line, size, seed, words)
+                found = result(done(folder, line, size, seed), line, size, seed, words)
                 if metric not in found:
                     raise UserError(f"--metric {metric}: {line.title} has no such{nearest(metric, found)}")
                 values.append(found[metric])
@@ -83,9 +92,9 @@ def named(inits: Sequence[str]) -> list[Init]:
     return found
 
 
-def keep(folder: Path, words: list[str], bases: dict[str, str | None]) -> None:
-    """Note in a new folder what its cells are of; refuse one whose cells are of something else."""
-    file = folder / "setting.json"
+def matched(folder: Path, words: list[str], bases: dict[str, str | None]) -> dict:
+    """What the cells of a folder are of, to be noted in it; UserError where those that it has are of something else."""
+    file = folder / SETTING
     if not file.exists() and folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty, and holds no learning curve: give a new folder")
     noted = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"words": words, "bases": {}}
@@ -94,13 +103,28 @@ def keep(folder: Path, words: list[str], bases: dict[str, str | None]) -> None:
     for name, base in bases.items():
         if noted["bases"].setdefault(name, base) != base and name not in COUNTED:
             raise UserError(f"{folder} holds runs of another {name}, of {noted['bases'][name]}: give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
+    return noted
 
 
-def result(run: Path, line: Init, size: str, seed: int, words: list[str]) -> dict[str, float]:
-    """The metrics of a cell, which is trained unless it has been."""
-    file = run / "result.json"
+def check(lines: Iterable[Init], size: str, seed: int, words: list[str]) -> None:
+    """UserError, before the first cell is trained, where one of `lines` couldn't be."""
+    for word in words:
+        if (name := word.partition("=")[0].lstrip("+")) in OWN:
+            raise UserError(f"{word}: leave it out; {OWN[name]}")
+    for line in lines:
+        configured(line, size, seed, words)
+        if line.name == SVM and find_spec("sklearn") is None:
+            raise UserError("--init svm needs scikit-learn: pip install 'lmzoo[bench]'")
+
+
+def done(folder: Path, line: Init, size: str, seed: int) -> Path:
+    """The file that a cell ends with."""
+    return folder / f"{line.name}-{size}-{seed}" / "result.json"
+
+
+def result(file: Path, line: Init, size: str, seed: int, words: list[str]) -> dict[str, float]:
+    """The metrics of the cell that ends with `file`, which is trained unless it has been."""
+    run = file.parent
     if not file.exists():
         if (run / "checkpoints" / "MANIFEST.json").exists():
             lmzoo.fit(lmzoo.compose(f"ckpt={run}"))
@@ -160,11 +184,9 @@ def macro_f1(labels: Sequence[str], guesses: Sequence[str]) -> float:
 
 def support_vectors(texts: list[str], labels: list[str], asked: list[str]) -> list[str]:
     """The guesses of a linear support vector machine on TF-IDF."""
-    try:
-        from sklearn.feature_extraction.text import TfidfVectorizer
-        from sklearn.svm import LinearSVC
-    except ImportError:
-        raise UserError("--init svm needs scikit-learn: pip install 'lmzoo[bench]'") from None
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.svm import LinearSVC
+
     spaced = statistics.fmean(len(text) / len(text.split()) for text in texts) < 15  # signs for a word
     of_words = {"ngram_range": (1, 2)} if spaced else {"analyzer": "char", "ngram_range": (1, 3)}
     vectors = TfidfVectorizer(sublinear_tf=True, **of_words)
@@ -205,9 +227,17 @@ def main() -> None:
             raise ValueError
         return text
 
+    def seed(text: str) -> int:
+        if int(text) < 0:
+            raise ValueError
+        return int(text)
+
     def several(kind):
         def values(text: str) -> list:
-            return [kind(one) for one in text.split(",")]
+            found = [kind(one) for one in text.split(",")]
+            if len({*found}) < len(found):
+                raise ArgumentTypeError(f"{text} says one twice")
+            return found
 
         values.__name__ = "list"  # what argparse calls it
         return values
@@ -219,7 +249,7 @@ def main() -> None:
                            help="runs, exported folders, scratch, majority, svm")  # fmt: skip
     arguments.add_argument("--sizes", type=several(size), default=["10", "50", "200", ALL], metavar="10,50,all",
                            help="texts of each class")  # fmt: skip
-    arguments.add_argument("--seeds", type=several(int), default=[1, 2, 3], metavar="1,2,3")
+    arguments.add_argument("--seeds", type=several(seed), default=[1, 2, 3], metavar="1,2,3")
     arguments.add_argument("--metric", default="test/accuracy", help="of result.json (test/accuracy)")
     given = arguments.parse_args()
     words = [*given.words, *(one for one in given.init if "=" in one)]  # that stand behind --init

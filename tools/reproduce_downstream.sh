@@ -10,13 +10,13 @@
 # Needs pip install 'lmzoo[bench]'.
 set -euo pipefail
 
-data=${1:?usage: tools/reproduce_downstream.sh DATA OUT [--minutes N] [--quick]}
-out=${2:?usage: tools/reproduce_downstream.sh DATA OUT [--minutes N] [--quick]}
+[[ ${1:-} && ${2:-} ]] || { echo "usage: tools/reproduce_downstream.sh DATA OUT [--minutes N] [--quick]" >&2; exit 2; }
+data=$1 out=$2
 shift 2
 minutes=20 pretrain=() finetune=(trainer.max_steps=700 trainer.val_every_n_steps=50) seeds=1,2,3 sizes=10,50,all
 while (($#)); do
   case $1 in
-    --minutes) minutes=$2; shift 2 ;;
+    --minutes) minutes=${2:-}; shift; shift $(($# > 0)) ;;
     --quick)
       tiny=(size=tiny model.d_model=32 model.n_layers=1 model.n_heads=2 model.d_ff=64 model.max_len=64)
       pretrain=("${tiny[@]}" trainer.max_steps=4 data.batch_size=4)
@@ -26,7 +26,7 @@ while (($#)); do
   esac
 done
 python=${PYTHON:-python}
-[[ $minutes =~ ^[0-9]+$ ]] || { echo "--minutes $minutes: give a whole number" >&2; exit 2; }
+[[ $minutes =~ ^[1-9][0-9]*$ ]] || { echo "--minutes $minutes: give a whole number, 1 or more" >&2; exit 2; }
 for name in {wiki_en,sotu,wordnet}.txt {wiki_topic_en,movies,reuters_r8,conll2003,zh_reviews}.jsonl; do
   [[ -f $data/$name ]] || { echo "$data/$name is missing" >&2; exit 2; }
 done

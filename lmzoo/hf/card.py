@@ -13,6 +13,9 @@ from .. import checkpoint
 from ..errors import few
 
 ANSWER = "tokenizer.decode(model.generate(**tokenizer('Some text', return_tensors='pt'), max_new_tokens=20)[0])"
+REPLY = ANSWER.replace("tokenizer('Some text', return_tensors='pt')", "tokenizer.apply_chat_template("
+                       "[{'role': 'user', 'content': 'Some text'}],\n    add_generation_prompt=True, return_dict=True, "
+                       "return_tensors='pt')")  # fmt: skip
 LOGITS = "model(**tokenizer('Some text', return_tensors='pt')).logits"
 KINDS = {  # of their classes by how they end: what Hugging Face calls their use, and a use
     "LMHeadModel": ("text-generation", ANSWER), "CausalLM": ("text-generation", ANSWER),
@@ -49,6 +52,8 @@ def of_transformers(net: nn.Module, folder: Path) -> Format:
     """What there is to say of `net`, which was written to `folder` for transformers."""
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     kind, example = next(found for end, found in KINDS.items() if architecture.endswith(end))
+    if example == ANSWER and net.family == "decoder" and (folder / "chat_template.jinja").is_file():
+        example = REPLY
     use = (f"from transformers import AutoTokenizer, {architecture}\n"
            f"tokenizer, model = (kind.from_pretrained({str(folder)!r}) for kind in (AutoTokenizer, {architecture}))\n"
            f"print({example})")  # fmt: skip

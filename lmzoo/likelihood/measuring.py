@@ -16,7 +16,8 @@ JSONL = "lmzoo.data.corpus.Jsonl"
 UNREAD = {  # words of the data at which a measure does not look, by what it reads
     "documents": ("val_path", "test_path", "val_fraction", *(w for w, of in LOOKED_AT.items() if None not in of)),
     "records": ("val_path", "test_path", "val_fraction", "deduplicate", *LOOKED_AT),
-    "labelled": ("sources", "deduplicate", "pair_column", *(w for w, of in LOOKED_AT.items() if "class" not in of)),
+    "labelled": ("sources", "deduplicate", "pair_column", "per_class",
+                 *(w for w, of in LOOKED_AT.items() if "class" not in of)),
 }
 SPLITS = {"documents": ("val", "test"), "records": (), "labelled": ("val", "test", "whole")}
 

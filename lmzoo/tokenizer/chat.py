@@ -101,7 +101,7 @@ class Chat:
                       if (id := getattr(tokenizer, role)) is not None}  # fmt: skip
         try:
             self.template = ENVIRONMENT.from_string(tokenizer.chat_template)
-        except TemplateError as error:
+        except Exception as error:  # beside Jinja's own Python's, of what is nested too deep
             raise UserError(f"the chat template is none of Jinja's: {error}") from None
 
     def render(self, messages: Sequence[Mapping], prompt: bool = False) -> str:
@@ -113,14 +113,18 @@ class Chat:
         given = [{word: value for word, value in message.items() if value is not None} for message in messages]
         try:
             return self.template.render(messages=given, add_generation_prompt=prompt, **self.names)
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # a program may fail in any way
             raise ValueError(f"the chat template refuses it: {error}") from error
 
     def said(self, messages: Sequence[Mapping]) -> tuple[str, Spans]:
         """The text of a conversation, and (begin, end) of what the assistant says in it."""
+        if any(mark in str(message["content"]) for message in messages for mark in (BEGIN, END)):
+            raise ValueError("a message holds one of the code points U+FDD0 and U+FDD1, which are of no text")
         text = self._render(messages)
         if BEGIN in text:
-            pieces = re.split(f"[{BEGIN}{END}]", text)
+            pieces = re.split(f"{BEGIN}([^{BEGIN}{END}]*){END}", text)
+            if any(mark in piece for piece in pieces for mark in (BEGIN, END)):
+                raise ValueError("the chat template has a {% generation %} in another, or leaves one by a break")
             ends = [sum(map(len, pieces[:n])) for n in range(1, len(pieces))]
             return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=True))
         spans = []
@@ -153,7 +157,9 @@ class Chat:
         except ValueError as error:
             raise UserError(f"the chat template is of no use for a question and its answer: {error}") from None
         begin, end = spans[-1]
-        after = text[begin:end].rpartition(SAID)[2]
+        _, said, after = text[begin:end].rpartition(SAID)
+        if not said:
+            raise UserError("the chat template leaves out what the assistant says, its message's content")
         found = self.tokenizer.encode_special(after)[0]
         if not found or found[0] not in self.tokenizer.added_ids:
             raise UserError(f"the chat template ends what the assistant says with {after!r}, and this tokenizer has no "
