@@ -316,9 +316,10 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     """`config` with the net (and tokenizer) of the checkpoint that `init_from` names."""
     for word in words:
         if re.split(r"[./@]", word)[0] in ("model", "size", "tokenizer") and not NOT_THE_NET.fullmatch(word):
+            own = f"; of the task's own head it is {word.replace('model', 'task', 1)}" * word.startswith("model.head.")
             raise UserError(f"{word}: leave it out: with init_from= the net and its tokenizer are the checkpoint's; "
                             "only dropout, the attention's backend and max_len may be changed, and tokenizer.add and "
-                            "tokenizer.chat_template given")
+                            f"tokenizer.chat_template given{own}")
     changes = {word: literal(plain(OmegaConf.select(config, word))) for word in words if NOT_THE_NET.fullmatch(word)}
     path = Path(config.init_from)
     if (path / "config.yaml").exists():  # a run folder tells its net without torch

@@ -71,3 +71,8 @@ def test_a_wrong_pair_by_init_from_is_refused(gpt_run):
 def test_another_net_or_tokenizer_than_the_checkpoints_is_refused(gpt_run, word):
     with pytest.raises(UserError, match=f"^{word.partition('=')[0]}: leave it out: with init_from= the net and its"):
         lmzoo.compose("task=clm", f"init_from={gpt_run}", word)
+
+
+def test_a_word_of_the_checkpoints_head_is_refused_by_that_of_the_tasks(gpt_run):
+    with pytest.raises(UserError, match=r"given; of the task's own head it is task\.head\.dropout$"):
+        lmzoo.compose("task=classification", f"init_from={gpt_run}", "model.head.dropout=0")
