@@ -12,8 +12,10 @@ import lmzoo
 import ranks
 from conftest import SMALL
 from lmzoo import UserError, checkpoint
+from lmzoo.literal import save
 from lmzoo.models import Decoder
 from lmzoo.parts import quiet
+from lmzoo.ranks import RANK_CONFIG
 from marks import slow_but
 
 FULL = "[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ..."
@@ -91,6 +93,8 @@ def of_rank(folder, corpus, rank):
             "trainer=ddp", "trainer.accelerator=cpu", "trainer.limit_val_batches=1")}  # fmt: skip
         config = lmzoo.compose(*given.values())
         config.callbacks.pop("progress")
+        save(config, folder / f"{rank}.yaml")
+        patch.setenv(RANK_CONFIG, str(folder / f"{rank}.yaml"))  # else its LOCAL_RANK counts for nothing
         quiet()
         lmzoo.fit(config)
     return tried
