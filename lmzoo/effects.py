@@ -57,6 +57,12 @@ def fraction(config: Mapping, word: str) -> str:
     return f"{steps}={given} takes its place; leave one of them out (or say {steps}=null)"
 
 
+def group_by_length(config: Mapping, word: str) -> str:
+    if config["task"].get("labels") and not config["data"].get("sources"):
+        return ""
+    return "only a task that reads a text, a pair or a conversation a row has rows of many lengths; leave it out"
+
+
 def softmax(config: Mapping, word: str) -> str:
     """z_loss needs one softmax over the classes, label smoothing any."""
     labels = config["task"].get("labels")
@@ -94,6 +100,7 @@ def watch(config: Mapping, word: str) -> str:
 RULES = [
     (r"checkpoint\.sharded", sharded),
     (r"data\.(sources\.\w+\.)?val_fraction", val_fraction),
+    (r"data\.group_by_length", group_by_length),
     (r"tokenizer(\.kind\..*|\.sample_mb)?", tokenizer),
     (r"schedule\.\w+_fraction", fraction),
     (r"task\.(z_loss|label_smoothing)", softmax),

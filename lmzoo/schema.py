@@ -78,6 +78,7 @@ class Data:
     val_fraction: float = MISSING
     deduplicate: bool = False
     per_class: int | None = None
+    group_by_length: bool = True
     packing: str = MISSING
     row_length: int | None = None
     batch_size: int = MISSING

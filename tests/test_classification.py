@@ -179,7 +179,7 @@ def test_labels_that_are_not_the_heads_are_refused():
 def test_cut_texts_are_counted(tmp_path):
     tested = task()
     data = texts(tested.collator)
-    data.rows = {"train": held(cut=1234), "test": held(cut=0)}
+    data.rows = {"train": held(cut=1234, numbers=[0] * 9), "test": held(cut=0)}
     with pytest.warns(UserWarning, match="1,234 tokens of train are not read"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
             tested, datamodule=data, verbose=False)  # fmt: skip

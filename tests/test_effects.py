@@ -60,3 +60,10 @@ def test_a_source_with_splits_of_its_own_holds_nothing_out(words):
 ], ids=" ".join)  # fmt: skip
 def test_a_word_with_an_effect_stays(words):
     assert lmzoo.compose(*words)
+
+
+def test_rows_of_one_length_cannot_be_grouped_by_it():
+    for run in (GPT, MIXTURE):
+        with pytest.raises(lmzoo.UserError, match="^data.group_by_length: only a task that reads a text, a pair or a"):
+            lmzoo.compose(*run, "data.group_by_length=false")
+    assert not lmzoo.compose(*CLASSES, "data.group_by_length=false").data.group_by_length

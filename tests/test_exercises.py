@@ -47,6 +47,6 @@ def test_reversal_is_learned_and_needs_the_source(tmp_path):
     small = ("experiment=reverse", "model.n_layers=2", "data.reader.longest=7", "task.n_answers=0",
              "logger.wandb.mode=disabled", f"data.cache_dir={tmp_path / 'cache'}")  # fmt: skip
     cut = ("model.cross._target_=test_exercises.Cut", "trust=[test_exercises]", "task.max_answer=8")
-    _, found = lmzoo.fit(lmzoo.compose(*small, f"run_dir={tmp_path / 'whole'}"))
+    _, found = lmzoo.fit(lmzoo.compose(*small, "trainer.max_steps=700", f"run_dir={tmp_path / 'whole'}"))
     _, lost = lmzoo.fit(lmzoo.compose(*small, *cut, "trainer.max_steps=300", f"run_dir={tmp_path / 'cut'}"))
     assert found["test/exact_match"] > 0.99 and lost["test/exact_match"] < 0.01

@@ -141,7 +141,7 @@ def test_every_measure_is_composed_for_a_folder(measure, tmp_path):
 
 
 def test_a_measure_of_ones_own(gpt_run, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("""
+    (tmp_path / "own_measure.py").write_text("""
 class Bytes:
     reads, families = "documents", ("decoder",)
 
@@ -153,7 +153,7 @@ class Bytes:
 """)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "a.txt").write_text("abc\n\nde")
-    words = [f"ckpt={gpt_run}", "data=text", f"data.path={tmp_path / 'a.txt'}", "measure._target_=mine.Bytes"]
-    assert evaluate(configured(*words, "+measure.factor=2", "trust=[mine]")) == {"test/bytes": 10}
+    words = [f"ckpt={gpt_run}", "data=text", f"data.path={tmp_path / 'a.txt'}", "measure._target_=own_measure.Bytes"]
+    assert evaluate(configured(*words, "+measure.factor=2", "trust=[own_measure]")) == {"test/bytes": 10}
     with pytest.raises(UserError, match=r"trust=\[mine\]"):
         configured(*words)

@@ -20,7 +20,7 @@ def sources(*words):
 def test_every_word_of_the_data_is_a_sources_or_the_mixtures():
     assert {*WORDS} - {field.name for field in fields(Data)} == {"weight", "kind"}
     rows = {"packing", "row_length", "batch_size", "micro_batch_size", "num_workers"}
-    assert {*OF_ALL} == rows | {"processes", "cache_dir"}
+    assert {*OF_ALL} == rows | {"processes", "cache_dir", "per_class", "group_by_length"}
 
 
 def test_a_block_is_what_the_order_takes_for_one():

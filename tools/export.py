@@ -12,7 +12,7 @@ onnx           the same as model.onnx, for onnxruntime and others (extra onnx)
 onnx_int8      the same with weights of eight bits; int8.json says what that costs on the
                validation split and how quick it is beside fp32
 
-Beside a program of a net of classes or tags labels.json has their names, in the order of the logits.
+Beside a program of a net of classes or tags labels.json has their names, in the logits' order.
 RUN is a run's folder (its newest checkpoint, or with --best the best in validation), a checkpoint
 file, or a folder of transformers.
 """

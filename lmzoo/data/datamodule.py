@@ -34,6 +34,7 @@ class DataModule(LightningDataModule):
         store.require(tokenizer)
         self.store, self.tokenizer, self.collator, self.seed = store, tokenizer, collator, seed
         self.limits = limits or {}
+        self.by_length = config.get("group_by_length", True)
         self.batch_size, self.num_workers = config["batch_size"], config.get("num_workers") or 0
         self._micro_batch_size = config.get("micro_batch_size")
         self.automatic, self.decided = self._micro_batch_size == "auto", None
@@ -94,7 +95,7 @@ class DataModule(LightningDataModule):
 
     @property
     def _order(self) -> Shuffled | Mixed:
-        return self.rows["train"].order(self.seed)
+        return self.rows["train"].order(self.seed, self.by_length)
 
     def seen(self, steps: int) -> dict[str, int]:
         """How many rows of each source of a mixture the first `steps` steps read; of other data nothing is said."""

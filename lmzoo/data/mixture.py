@@ -169,7 +169,8 @@ class MixedRows(JoinedRows):
         super().__init__(mixture.sets("train"), packing, length, stride)
         self.weights = [mixture.weights[name] for name in self.sources]
 
-    def order(self, seed: int) -> "Mixed":
+    def order(self, seed: int, by_length: bool = False) -> "Mixed":
+        """Which rows a step of training reads; a mixture keeps its shares, whatever the lengths are."""
         return Mixed(list(map(len, self.sources.values())), self.weights, seed)
 
     @property

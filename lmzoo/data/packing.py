@@ -49,9 +49,9 @@ class Rows:
         """Whether rows are documents, and so of many lengths."""
         return self.stride is None
 
-    def order(self, seed: int) -> Shuffled:
-        """Which rows a step of training reads."""
-        return Alike(len(self), seed, self.lengths) if self.unequal else Shuffled(len(self), seed)
+    def order(self, seed: int, by_length: bool = True) -> Shuffled:
+        """Which rows a step of training reads; `by_length`: if rows are of many, those of like length share a step."""
+        return Alike(len(self), seed, self.lengths) if by_length and self.unequal else Shuffled(len(self), seed)
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
         """How many tokens each of some rows (n,) holds, int64, where rows are documents."""
