@@ -155,5 +155,5 @@ class Bytes:
     (tmp_path / "a.txt").write_text("abc\n\nde")
     words = [f"ckpt={gpt_run}", "data=text", f"data.path={tmp_path / 'a.txt'}", "measure._target_=own_measure.Bytes"]
     assert evaluate(configured(*words, "+measure.factor=2", "trust=[own_measure]")) == {"test/bytes": 10}
-    with pytest.raises(UserError, match=r"trust=\[mine\]"):
+    with pytest.raises(UserError, match=r"trust=\[own_measure\]"):
         configured(*words)
