@@ -201,13 +201,18 @@ def test_sentences_are_lines_of_some_words():
 
 
 @pytest.mark.slow
-def test_a_small_run_of_packing(tmp_path):
+@pytest.mark.parametrize(("name", "arms"), [
+    ("packing", ["single", "fit", "isolate"]), ("recompute", ["none", "selective", "full"]),
+])  # fmt: skip
+def test_a_small_run_of_lmzoo_beside_itself(tmp_path, name, arms):
     small = ["--families", "bert", "--dtype", "fp32", "--rounds", "1", "--steps", "1", "--threads", "1"]
-    command = [sys.executable, "-m", "lmzoo.tools.benchmark", "packing", *small, "--json", tmp_path / "rows.json"]
+    command = [sys.executable, "-m", "lmzoo.tools.benchmark", name, *small, "--json", tmp_path / "rows.json"]
     subprocess.run(command, check=True)
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["arm"] for row in rows] == ["lmzoo single", "lmzoo fit", "lmzoo isolate"]
+    assert [row["arm"] for row in rows] == [f"lmzoo {arm}" for arm in arms]
     assert all(set(row) >= KEYS and row["tokens_per_s"] > 0 for row in rows)
+    memory = [row["peak_memory_mb"] for row in rows]
+    assert name == "packing" or memory == sorted(memory, reverse=True)
 
 
 def test_a_small_run_of_attention():
@@ -219,17 +224,6 @@ def test_a_small_run_of_attention():
     assert len(rows) == 3 * 2 * 2 and all(row.tokens_per_s > 0 for row in rows)
     chosen = {(row.dtype, row.arm.split()[1].strip(",")) for row in rows if row.note.startswith("lmzoo's own choice")}
     assert chosen == {("fp32", "sdpa"), ("bf16", "matmul")}
-
-
-@pytest.mark.slow
-def test_a_small_run_of_recomputation(tmp_path):
-    small = ["--families", "bert", "--dtype", "fp32", "--rounds", "1", "--steps", "1", "--threads", "1"]
-    command = [sys.executable, "-m", "lmzoo.tools.benchmark", "recompute", *small, "--json", tmp_path / "rows.json"]
-    subprocess.run(command, check=True)
-    rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["arm"] for row in rows] == ["lmzoo none", "lmzoo selective", "lmzoo full"]
-    none, selective, full = (row["peak_memory_mb"] for row in rows)
-    assert full < selective < none and all(set(row) >= KEYS for row in rows)
 
 
 @pytest.mark.slow
