@@ -175,16 +175,22 @@ class Jsonl(Columns, TextFiles):
                 raise UserError(f"{piece.file} line {line_number(piece, offset)}: {error}") from error
 
     def _document(self, line: str) -> Document:
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"not JSON: {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"not a JSON object but a {type(record).__name__}")
+        record = json_object(line)
         row = {word: _field(record, name, word) for word, name in self.columns.items()}
         if not self.asked:
             row["label_column"] = record.get("label")
         return self.document(row)
+
+
+def json_object(line: str) -> dict:
+    """The object that a line of JSON is; ValueError for anything else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"not a JSON object but a {type(found).__name__}")
+    return found
 
 
 def _field(record: dict, name: str, word: str):

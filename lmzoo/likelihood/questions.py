@@ -3,7 +3,6 @@
 All questions are looked through before the first is put to the net, so that a mistake in the last line costs nothing.
 """
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from tqdm import tqdm
 
+from ..data.corpus import json_object
 from ..data.opening import Piece, files, lines, opened, stat
 from ..errors import UserError, few
 from .pairs import Likelihood, Pair, Reader, likelihoods
@@ -69,12 +69,9 @@ def records(path: str | list[str] | None) -> Iterator[tuple[str, dict]]:
 
 def record(line: str) -> dict:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"not a JSON object but a {type(found).__name__}")
-    return found
+        return json_object(line)
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def text(record: Mapping, name: str) -> str:
