@@ -120,7 +120,12 @@ def load(path: str | Path) -> DictConfig:
 
 def save(config: DictConfig, path: str | Path) -> None:
     """Write the resolved configuration as YAML, in one move."""
+    write(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
+
+
+def write(path: str | Path, text: str) -> None:
+    """Write a text file in one move: whoever reads it, and after a kill at any moment, finds it whole or not there."""
     beside = Path(f"{path}.tmp")
     with naming(path):
-        beside.write_text(yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True), encoding="utf-8")
+        beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from . import environment, parts, ranks, runs
 from .config import STOPPED, command
 from .errors import UserError, naming
-from .literal import plain
+from .literal import plain, write
 from .literal import save as save_config
 
 BUSY = "run_dir={}: another process is training this run; wait for it or end it"
@@ -126,8 +126,7 @@ def finish(config: DictConfig, trainer, task, module) -> dict[str, float]:
     if ranks.on_first_rank():
         say(f"{learned(task.cpu())}\n{parts.report(metrics, module.xz_bits_per_byte)}")
     if trainer.is_global_zero:
-        with naming(folder / "result.json"):
-            (folder / "result.json").write_text(json.dumps(metrics, indent=1) + "\n", encoding="utf-8")
+        write(folder / "result.json", json.dumps(metrics, indent=1) + "\n")
     parts.end(trainer)
     return metrics
 

@@ -6,7 +6,6 @@ An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.0480
 
 import json
 import math
-import os
 import textwrap
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from torchmetrics import MetricCollection
 
 from ..blocks.loss import IGNORED
 from ..errors import UserError, few
+from ..literal import write
 from .base import Task, kept, stack, wrap
 
 SHOWN = 25  # texts of a validation, of which `show` takes some
@@ -78,11 +78,11 @@ class Documents(Task):
         super().__init__(*args, **settings)
         self.predictions: list[tuple[int, dict]] = []  # (place in the split, what is written of it)
 
-    def tell_cut(self) -> None:
-        """Say how much of the texts the rows do not hold."""
+    def tell_cut(self, more: str = "") -> None:
+        """Say how much of the texts the rows do not hold, and `more` of that."""
         rows = self.trainer.datamodule.rows
         if cut := [f"{own.n_cut:,} tokens of {split}" for split, own in rows.items() if own.n_cut]:
-            self.warn_once(f"data.row_length: {', '.join(cut)} are not read")
+            self.warn_once(f"data.row_length: {', '.join(cut)} are not read{more}")
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
@@ -230,6 +230,4 @@ def tokens(batch: dict) -> list[list[int]]:
 def write_lines(path: Path, records: list[dict]) -> None:
     """Write records as JSON lines, in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".tmp")
-    beside.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
-    os.replace(beside, path)
+    write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

@@ -61,7 +61,8 @@ class TextToText:
 
 class Seq2Seq(Documents):
     """Teacher forcing; what the net itself writes is compared with what stood there by SacreBLEU (Post 2018,
-    arXiv:1804.08771; 0 to 100, over the whole split), ROUGE (Lin 2004; F1, of ASCII words) and letter by letter.
+    arXiv:1804.08771; 0 to 100, over the whole split, unsmoothed), ROUGE (Lin 2004; F1, of ASCII words) and letter by
+    letter.
 
     n_answers: it writes for the first so many texts of a validation; for all of a test. At most max_answer tokens
     (None: a row's), the likeliest each, or by beam search. bleu_tokenizer: one of SacreBLEU's, 13a, zh, char, intl ...
@@ -94,7 +95,7 @@ class Seq2Seq(Documents):
             raise UserError(f"task.bleu_tokenizer={bleu_tokenizer}: {error}") from None
 
     def setup(self, stage: str) -> None:
-        self.tell_cut()
+        self.tell_cut("; what is to be written is learned and compared as far as a row holds it")
         if hasattr(self.trainer.strategy, "shard") and self.n_answers:
             self.warn_once("trainer=fsdp: answers are neither written nor compared; evaluate the run on one device")
 
@@ -142,21 +143,37 @@ class Seq2Seq(Documents):
             labels = labels.masked_fill(places < n_prompt[:, None] - 1, IGNORED)
             ids, mask = ids[:, : n_prompt.max()], mask[:, : n_prompt.max()]
             mask = mask * (places[: ids.shape[1]] < n_prompt[:, None])
-        if self.net.max_positions:
-            limit = min(limit, self.net.max_positions - ids.shape[1] * decoder)
-        start = None if decoder else self.tokenizer.start
-        rows = generate(self.net, ids, mask, limit, eos=self.eos, start=start, **self.search)
+        room = (self.net.max_positions or math.inf) - (mask.sum(1).cpu() if decoder else torch.ones(len(ids)))
         columns = {
             "text": tokens({"input_ids": ids, "attention_mask": mask}),
-            "target": [self.up_to_eos(row[row != IGNORED]) for row in labels],
-            "prediction": map(self.up_to_eos, rows[:, ids.shape[1] if decoder else 1 :]),
+            "target": [self.up_to_eos(row[row != IGNORED].tolist()) for row in labels],
+            "prediction": map(self.up_to_eos, self.continued(ids, mask, room.clamp(max=limit).long())),
         }
         return [dict(zip(columns, map(self.tokenizer.decode, row), strict=True))
                 for row in zip(*columns.values(), strict=True)]  # fmt: skip
 
-    def up_to_eos(self, ids: Tensor) -> list[int]:
+    def continued(self, ids: Tensor, mask: Tensor, limits: Tensor) -> list[list[int]]:
+        """What the net writes for each row of ids (B, T), right-padded: at most so many tokens (B,), whoever else is
+        in the batch.
+
+        All rows are continued as far as the longest can be; those that have not ended there and may go on, once more.
+        """
+        decoder, written, left = self.net.family == "decoder", [[]] * len(ids), torch.arange(len(ids))
+        start = None if decoder else self.tokenizer.start
+        while len(left):
+            limit = limits[left].min()
+            some = left if self.search["n_beams"] == 1 else left[limits[left] == limit]  # beams look to their end
+            width = mask[some].sum(1).max()
+            rows = generate(self.net, ids[some, :width], mask[some, :width], int(limit), eos=self.eos, start=start,
+                            **self.search)[:, width if decoder else 1 :].cpu()  # fmt: skip
+            ended = (rows == self.eos).any(1) | (limits[some] == limit)
+            for place, row in zip(some[ended].tolist(), rows[ended].tolist(), strict=True):
+                written[place] = row
+            left = left[~torch.isin(left, some[ended])]
+        return written
+
+    def up_to_eos(self, ids: list[int]) -> list[int]:
         """The ids before the first eos."""
-        ids = ids.tolist()
         return ids[: ids.index(self.eos)] if self.eos in ids else ids
 
     def answering(self, split: str) -> bool:

@@ -116,6 +116,31 @@ def test_other_batch_sizes_and_two_ranks_give_the_same(tmp_path):
         assert rows == expected[1]
 
 
+@pytest.mark.parametrize("settings", [{}, {"n_beams": 3}])
+@pytest.mark.parametrize(("name", "words"), [("gpt", {}), ("t5", {"position": "learned"}), ("t5", {})])
+def test_each_row_writes_as_far_as_it_may_alone(name, words, settings):
+    """Of 24 positions a decoder has 20, 12 and 2 left behind these prompts, whoever shares their batch."""
+    net = models.make(name, vocab_size=len(TOKENIZER), max_len=24, **words)
+    model = Seq2Seq(net, TOKENIZER, OPTIM, lambda step, total: 1.0, packing="single", **settings).eval()
+    ids, mask = models.ids(3, 22, vocab_size=200), torch.ones(3, 22, dtype=torch.long)
+    mask[0, 4:], mask[1, 12:] = 0, 0
+    limits = torch.tensor([20, 12, 2])
+    together = model.continued(ids, mask, limits)
+    for row, n in enumerate(mask.sum(1).tolist()):
+        alone = model.continued(ids[row : row + 1, :n], mask[row : row + 1, :n], limits[row : row + 1])
+        assert model.up_to_eos(together[row]) == model.up_to_eos(alone[0])
+        assert len(together[row]) == limits[row] or TOKENIZER.eos in together[row]
+
+
+@pytest.mark.parametrize(("name", "words"), [("gpt", {}), ("t5", {"position": "learned"})])
+def test_answers_end_where_the_positions_do(tmp_path, name, words):
+    """max_answer says more tokens than a net of 64 positions can write, behind its prompt or behind the start."""
+    net = models.make(name, vocab_size=len(TOKENIZER), max_len=64, **words)
+    tested = Seq2Seq(net, TOKENIZER, OPTIM, lambda step, total: 1.0, packing="single", max_answer=64).eval()
+    _, written, _ = downstream_run.evaluate(tmp_path, tested, Pairs(tested.collator, pairs()))
+    assert [row["target"] for row in written] == ANSWERS
+
+
 def test_a_validation_writes_for_some(tmp_path, monkeypatch):
     seen, judged = [], Seq2Seq.judged
     monkeypatch.setattr(Seq2Seq, "judged", lambda self, *both: seen.extend(both[1]) or judged(self, *both))
