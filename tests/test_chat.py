@@ -71,10 +71,10 @@ def test_what_the_assistant_says_by_hand():
     text, spans = CHATML.chat.said(TALK)
     assert text == ("<|im_start|>user\nHi, <|im_end|>\n<|im_start|>assistant\nHello <中>\n<|im_end|>\n"
                     "<|im_start|>user\n5 & 6?<|im_end|>\n<|im_start|>assistant\n11<|im_end|>\n")  # fmt: skip
-    assert [text[begin:end] for begin, end in spans] == ["Hello <中>\n<|im_end|>\n", "11<|im_end|>\n"]
+    assert [text[begin:end] for begin, end in spans] == ["Hello <中>\n<|im_end|>", "11<|im_end|>"]
     ids, said = CHATML.chat.encode(TALK)
     learned = [id for id, is_said in zip(ids, said, strict=True) if is_said]
-    assert CHATML.decode(learned) == "Hello <中>\n\n11\n"  # the end of a turn is a special token
+    assert CHATML.decode(learned) == "Hello <中>\n11"  # the end of a turn is a special token
     assert [CHATML.token(id) for id in learned].count("<|im_end|>") == 2 and CHATML.chat.eos == CHATML.id("<|im_end|>")
     assert PLAIN.chat.eos == PLAIN.eos
     text, spans = BYTES.conversing(GENERATING).chat.said(TALK)
@@ -85,7 +85,7 @@ def test_what_the_assistant_says_by_hand():
     ("{{ 1 +", "the chat template is none of Jinja's"),
     ("{% for m in messages %}{{ m.content }}!{% endfor %}", "ends what the assistant says with '!', and this"),
     (TEMPLATES["chatml"] + "!", "is of no use for a question and its answer: the chat template renders a turn"),
-    (TEMPLATES["chatml"], "ends what the assistant says with '<|im_end|>.n', and .* tokenizer.add="),
+    (TEMPLATES["chatml"], "ends what the assistant says with '<|im_end|>', and .* tokenizer.add="),
     ("Hello", "leaves out what the assistant says"),
     ("{% for m in messages %}{% generation %}{% generation %}{{ m.content }}{% endgeneration %}{% endgeneration %}"
      "{% endfor %}", "has a {% generation %} in another, or leaves one by a break"),
@@ -208,7 +208,7 @@ def spoken(folder, *more):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("chat")
     with tiny_run.lean():
-        (folder / "own.jinja").write_text(TEMPLATES["plain"].replace(":\\n", "> "))
+        (folder / "own.jinja").write_text(TEMPLATES["plain"].replace(":\\n", "> "), encoding="utf-8-sig")
         words = ["model=gpt", "model.max_len=48", "task.max_answer=4"]
         lmzoo.fit(lmzoo.compose(*spoken(folder, *words, f"tokenizer.chat_template={folder / 'own.jinja'}")))
     (folder / "own.jinja").unlink()  # the run holds it

@@ -4,7 +4,7 @@ A template is a Jinja program, which may be a stranger's and runs in Jinja's san
 special tokens (`bos_token` ...) and `add_generation_prompt`; it renders what transformers' `apply_chat_template` does.
 (It is not told the date, so that a conversation is the same text every day.) What the assistant says is what stands in
 its {% generation %}, where it has such; else what each of its messages adds to the rendering of those before it, with
-the generation prompt at its end.
+the generation prompt at its end, but for blank space at its own end, which comes after the token that ends the turn.
 
     <|im_start|>user  Hi<|im_end|>  <|im_start|>assistant  Hello<|im_end|>  <|im_start|>user ...
                                                            ~~~~~~~~~~~~~~~
@@ -83,7 +83,7 @@ def template(choice: str) -> str:
     if choice in TEMPLATES:
         return TEMPLATES[choice]
     try:
-        return Path(choice).expanduser().read_text(encoding="utf-8")
+        return Path(choice).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"tokenizer.chat_template={choice} is neither {' nor '.join(TEMPLATES)} nor a file of a "
                         f"template ({getattr(error, 'strerror', None) or 'no text in UTF-8'})") from None
@@ -135,7 +135,7 @@ class Chat:
                     raise ValueError("the chat template renders a turn in other words once another follows, or begins "
                                      "the assistant's unlike its generation prompt: mark what the assistant says by "
                                      "{% generation %} in a template of your own")
-                spans.append((len(before), len(through)))
+                spans.append((len(before), max(len(before), len(through.rstrip()))))
         return text, spans
 
     def encode(self, messages: Sequence[Mapping]) -> tuple[list[int], list[bool]]:
