@@ -69,8 +69,8 @@ def assemble(config: DictConfig):
     trained = checkpoint.read(config.ckpt)["lmzoo"]
     runs.check_unedited({word: plain(config[word]) for word in ("seed", "model", "task")}, trained["config"])
     whole = config.split == "whole"
-    if not whole and data.store_name(config, net.tokenizer) != trained.get("store"):
-        log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
+    if not whole:
+        tell_changed(config, net.tokenizer, trained)
     labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
     split = "test" if whole else chosen(config.split, store.splits)
@@ -81,9 +81,17 @@ def assemble(config: DictConfig):
     return task, module, split
 
 
+def tell_changed(config: DictConfig | dict, tokenizer, trained: dict) -> None:
+    """Warn where a run's data (`config` has its data and task) is no more what its checkpoint was trained on."""
+    from .data import store_name
+
+    if store_name(config, tokenizer) != trained.get("store"):
+        log.warning("the run's data has changed since it was trained: other text is measured than was held out then")
+
+
 def by_measure(config: DictConfig) -> dict[str, float]:
     """{metric: value} of `config.measure`, on one device, in fp32."""
-    from . import load
+    from . import checkpoint, load
     from .likelihood import measuring
 
     settings = plain(config)
@@ -93,6 +101,9 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     measuring.check_data(measure, settings)
     net = load(config.ckpt, tuple(config.trust))
     measuring.check_net(measure, net)
+    if measure.reads == "documents" and not settings["other"]:
+        trained = checkpoint.read(config.ckpt, tensors=False)["lmzoo"]
+        tell_changed(settings | {"task": trained["config"]["task"]}, net.tokenizer, trained)
     split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)
     return {f"{split}/{name}": float(value) for name, value in found.items()}

@@ -9,7 +9,7 @@ import pytest
 
 from lmzoo.data import corpus, sources
 from lmzoo.data.corpus import Csv, Jsonl
-from lmzoo.data.labelled import Document
+from lmzoo.data.labelled import Document, whole_texts
 from lmzoo.data.preparation import prepare, prepare_tokenizer, store_name
 from lmzoo.data.tables import Hub, Parquet, Saved
 from lmzoo.errors import UserError
@@ -304,3 +304,8 @@ def test_a_column_that_leaves_nothing_to_train_on_is_named(tmp_path, part):
     told = {"test": "6 test", "dev": "6 val"}[part]
     with pytest.raises(UserError, match=rf"data.split_column=part leaves no row to train on \({told}\): say train of"):
         prepare(config, TOKENIZER)
+
+
+def test_the_parts_of_a_long_text_are_one():
+    parts = [Document("a b", "x", more=True), Document(" c", "x", more=True), Document(" d", "x"), Document("e", "y")]
+    assert list(whole_texts(parts)) == [Document("a b c d", "x"), Document("e", "y")]

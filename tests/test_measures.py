@@ -72,6 +72,25 @@ def test_a_runs_own_text(gpt_run, texts):
         evaluate(configured(f"ckpt={gpt_run}", "measure=sliding_window", "split=test"))
 
 
+def test_a_runs_own_text_that_has_changed_is_said(words, tmp_path, caplog):
+    file = tmp_path / "mine.txt"
+    file.write_text("\n\n".join(" ".join(TEXT[n : n + 9]) for n in range(40)), encoding="utf-8")
+    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", f"data.path={file}", "trainer.max_steps=1")))
+    for changed in (False, True):
+        if changed:
+            file.write_text(file.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
+        caplog.clear()
+        evaluate(configured(f"ckpt={tmp_path / 'run'}", "measure=sliding_window"))
+        assert ("the run's data has changed since it was trained" in caplog.text) == changed
+
+
+def test_unknown_tokens_are_said(runs, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("a cat \u4e2d\u6587 sat", encoding="utf-8")
+    evaluate(configured(f"ckpt={runs['bert'][1]}", "measure=pseudo_perplexity", "data=text",
+                        f"data.path={tmp_path / 'a.txt'}"))  # fmt: skip
+    assert "2 of the " in caplog.text and "that the tokenizer does not know" in caplog.text
+
+
 def test_the_command_prints_a_line_for_each_split_and_group(gpt_run, texts, monkeypatch, capsys):
     words = [f"ckpt={gpt_run}", "measure=minimal_pairs", *texts["minimal_pairs"]]
     monkeypatch.setattr("sys.argv", ["lmzoo.evaluate", *words])

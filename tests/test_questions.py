@@ -28,6 +28,7 @@ GOOD = {"question": "a", "choices": ["b", "c"], "answer": 1}
 
 @pytest.mark.parametrize("row, line", [
     ("{", "not JSON"), ("[1]", "not a JSON object but a list"),
+    ({**GOOD, "choices": ["b", "\ud83d"]}, "the line holds half of a surrogate pair"),
     ({**GOOD, "question": 3}, "the field question should be a text, not 3"),
     ({**GOOD, "question": " "}, "the field question should be a text, not ' '"),
     ({"choices": ["b", "c"], "answer": 1}, "no field question; the fields are choices, answer"),

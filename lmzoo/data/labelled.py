@@ -10,7 +10,7 @@ Without a kind, as in pretraining, a document may have the name of a class all t
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -139,7 +139,7 @@ class Columns:
         text = row[word]
         if not isinstance(text, str):
             raise ValueError(f"data.{word}={self.columns[word]} is not text but {type(text).__name__}")
-        return text if text.isascii() else _storable(text, "text")
+        return text if text.isascii() else storable(text, "text")
 
     def _split(self, name) -> str:
         if not isinstance(name, str) or (split := SPLITS.get(name.strip().lower())) is None:
@@ -156,7 +156,7 @@ class Columns:
         for item in items:
             if item == "" or not isinstance(item, str if words else str | int):
                 raise ValueError(f"data.{word}={self.columns[word]}: {item!r:.50} in its list is not a text")
-        return tuple(_storable(item, "text") if words else class_name(item) for item in items)
+        return tuple(storable(item, "text") if words else class_name(item) for item in items)
 
     def _messages(self, messages) -> tuple[dict, ...]:
         place = f"data.messages_column={self.columns['messages_column']}"
@@ -166,7 +166,7 @@ class Columns:
             told = message if isinstance(message, dict) else {}
             if not (isinstance(told.get("role"), str) and isinstance(told.get("content"), str)):
                 raise ValueError(f'{place}: {message!r:.50} is no message, {{"role": "user", "content": "..."}}')
-            _storable(json.dumps(message, ensure_ascii=False), "text")
+            storable(json.dumps(message, ensure_ascii=False), "text")
         if not any(message["role"] == "assistant" and message["content"].strip() for message in messages):
             raise ValueError(f"{place}: no message has the role assistant and says something: leave the row out")
         return tuple(messages)
@@ -194,7 +194,7 @@ def class_name(value, asked_for: bool = True) -> str | None:
         return None
     try:
         if isinstance(value, str):
-            return _storable(value, "label")
+            return storable(value, "label")
         if isinstance(value, bool | int | float) and value == value:
             return json.dumps(value)
         raise ValueError(f"the label {value!r:.50} is not a text, a number, true or false")
@@ -202,6 +202,16 @@ def class_name(value, asked_for: bool = True) -> str | None:
         if asked_for:
             raise
         return None
+
+
+def whole_texts(documents: Iterable[Document]) -> Iterator[Document]:
+    """Each document in one, however long its text is."""
+    parts: list[str] = []
+    for document in documents:
+        parts.append(document.text)
+        if not document.more:
+            yield document._replace(text="".join(parts))
+            parts = []
 
 
 def number(value) -> float | None:
@@ -222,7 +232,8 @@ def names_in(label: str, kind: str | None) -> list[str]:
     return [name for name in label.split(SEPARATOR) if name] if kind == "classes" else [label]
 
 
-def _storable(text: str, what: str) -> str:
+def storable(text: str, what: str) -> str:
+    """The text; ValueError where UTF-8 has no bytes for it."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,17 +1,19 @@
 """What stands between a configuration and a measure: whether they and a net go together, and the text it reads."""
 
+import logging
 from collections.abc import Collection, Iterator, Mapping
 
 from torch import nn
 
 from .. import data
 from ..checks import OF_TEXTS
-from ..data.labelled import Document
+from ..data.labelled import Document, whole_texts
 from ..data.sources import Source
 from ..errors import UserError
 from ..texts import LOOKED_AT
 from .labels import Labelled
 
+log = logging.getLogger(__name__)
 JSONL = "lmzoo.data.corpus.Jsonl"
 UNREAD = {  # words of the data at which a measure does not look, by what it reads
     "documents": ("val_path", "test_path", "val_fraction", *(w for w, of in LOOKED_AT.items() if None not in of)),
@@ -62,14 +64,25 @@ def read(measure, config: Mapping, tokenizer) -> tuple[str, object]:
         split = "test" if other else chosen(split, store.splits)
         if not store[split].n_bytes:
             raise UserError(f"all documents of {split} are empty: there is nothing to measure")
+        if unknown := n_unknown(store[split], tokenizer.unk):
+            log.warning("%s of the %s tokens of %s stand for signs or words that the tokenizer does not know, whatever "
+                        "they are: they count as easier than they are", f"{unknown:,}",
+                        f"{store[split].n_tokens:,}", split)
         return split, store[split]
     source, whole = Source(node, "class"), "test" if split == "whole" else None
 
     def documents(split: str) -> Iterator[Document]:
-        return (document for name, document in source.documents(split=whole) if name.partition("/")[0] == split)
+        return whole_texts(document for name, document in source.documents(split=whole)
+                           if name.partition("/")[0] == split)  # fmt: skip
 
     split = whole or chosen(split, dict.fromkeys(name.partition("/")[0] for name, _ in source.documents()))
     return split, Labelled(lambda: documents(split), lambda: documents("train"))
+
+
+def n_unknown(split, unk: int | None) -> int:
+    """How many tokens of a split of a store are `unk`."""
+    spans = map(split.span, range(split.n_documents)) if unk is not None else ()
+    return sum(int((split.read(*span) == unk).sum()) for span in spans)
 
 
 def chosen(split: str | None, splits: Collection[str]) -> str:

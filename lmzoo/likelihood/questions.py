@@ -3,6 +3,7 @@
 All questions are looked through before the first is put to the net, so that a mistake in the last line costs nothing.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from torch import nn
 from tqdm import tqdm
 
 from ..data.corpus import json_object
+from ..data.labelled import storable
 from ..data.opening import Piece, files, lines, opened, stat
 from ..errors import UserError, few
 from .pairs import Likelihood, Pair, Reader, likelihoods
@@ -69,9 +71,11 @@ def records(path: str | list[str] | None) -> Iterator[tuple[str, dict]]:
 
 def record(line: str) -> dict:
     try:
-        return json_object(line)
+        found = json_object(line)
+        storable(json.dumps(found, ensure_ascii=False), "line")
     except ValueError as error:
         raise UserError(str(error)) from error
+    return found
 
 
 def text(record: Mapping, name: str) -> str:
