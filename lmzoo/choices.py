@@ -18,7 +18,7 @@ def check_choices(
     n_best: int | None = None,
     vocab_size: int | None = None,
 ) -> None:
-    """Raise UserError for what no distribution can be made of, and for beams that would sample."""
+    """Raise UserError for what no distribution can be made of, and for a search that would sample."""
     if temperature is not None and not temperature > 0:
         raise UserError(f"temperature={temperature} must be above 0; leave it out for the likeliest token each time")
     if top_p is not None and not 0 < top_p <= 1:
@@ -34,8 +34,9 @@ def check_choices(
     if n_best is not None and not 1 <= n_best <= n_beams:
         raise UserError(f"n_best={n_best} must be between 1 and n_beams={n_beams}")
     wishes = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    if n_beams > 1 and (given := [word for word in SAMPLING if wishes[word] is not None]):
-        raise UserError(f"{given[0]} is for sampling, but n_beams={n_beams} looks for what is likeliest: leave one out")
+    search = f"n_beams={n_beams}" if n_beams > 1 else None if n_best is None else f"n_best={n_best}"
+    if search and (given := [word for word in SAMPLING if wishes[word] is not None]):
+        raise UserError(f"{given[0]} is for sampling, but {search} looks for what is likeliest: leave one out")
 
 
 def check_use(typed: Iterable[str], words: Mapping) -> None:

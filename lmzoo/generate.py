@@ -81,7 +81,8 @@ def read(path: str, prompt: str | None, out_path: str | None) -> dict[int, str]:
     if out_path is not None and Path(out_path).exists():
         raise UserError(f"out_path={out_path} is there already: give a new file")
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").split("\n")
+        with open(Path(path).expanduser(), encoding="utf-8-sig", newline="\n") as file:
+            lines = file.read().replace("\r\n", "\n").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"prompts_path={path} is no text in UTF-8") from None
     prompts = {number: line for number, line in enumerate(lines, 1) if line.strip()}

@@ -99,7 +99,7 @@ def test_a_file_of_prompts(gpt_run, said, tmp_path, batch_size):
 
 def test_only_newlines_part_prompts(gpt_run, said, tmp_path):
     prompts = ["the\u2028cat", "a\x0cmat", "the\x85dog\x1c", "one\x0bhill"]
-    (tmp_path / "prompts").write_bytes("\r\n".join(prompts).encode())
+    (tmp_path / "prompts").write_bytes("\r\n".join(prompts).encode("utf-8-sig"))
     records = [json.loads(line) for line in said(gpt_run, f"prompts_path={tmp_path / 'prompts'}").out.split("\n")[:-1]]
     assert [record["prompt"] for record in records] == prompts
 
@@ -188,6 +188,7 @@ def test_mistakes_that_need_the_net(gpt_run, bert_run, tmp_path, said, capsys):
         (gpt_run, ["prompt=a", "max_new_tokens=10000"], "positions"),
         (gpt_run, ["prompt=a", "top_k=10000"], "the vocabulary's size"),
         (gpt_run, ["prompt=a", "n_beams=2", "n_best=3"], "n_best=3 must be between 1 and n_beams=2"),
+        (gpt_run, ["prompt=a", "n_best=1", "temperature=0.8"], "temperature is for sampling, but n_best=1 looks for"),
         (gpt_run, [], "no prompt: say prompt="),
         (tmp_path, ["prompt=a"], "no whole checkpoint"),
         *([] if torch.cuda.is_available() else [(gpt_run, ["prompt=a", "device=cuda"], "device=cuda: not here")]),

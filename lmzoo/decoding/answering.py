@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import nn
 
-from ..choices import SAMPLING
+from ..choices import SAMPLING, check_choices
 from ..errors import UserError
 from ..tokenizer import Tokenizer
 from . import check_length, generate, search
@@ -89,6 +89,7 @@ def answer(
     eos = tokenizer.chat.eos if chats(net) else tokenizer.eos
     limits = {"max_new_tokens": max_new_tokens, "eos": eos, "start": None if continues else tokenizer.start}
     if n_beams > 1 or n_best is not None:
+        check_choices(**{word: sampling.get(word) for word in SAMPLING}, n_beams=n_beams, n_best=n_best)
         found, totals = search(net, rows, mask, **limits, n_beams=n_beams, n_best=n_best or 1,
                                length_penalty=length_penalty, repetition_penalty=repetition_penalty)  # fmt: skip
         new = found[:, :, rows.shape[1] if continues else 1 :].tolist()
