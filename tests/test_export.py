@@ -101,6 +101,36 @@ def test_a_card_says_what_the_runs_files_say(classifier_run, tmp_path):
     assert (out / "loss.png").read_bytes() == b"a picture"
 
 
+def test_nothing_is_left_of_an_export_that_fails(classifier_run, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("safetensors.torch.save_file", full)
+        with pytest.raises(OSError, match="No space"):
+            export(str(classifier_run[0]), str(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+    export(str(classifier_run[0]), str(tmp_path / "out"))
+
+
+def test_a_part_of_ones_own_is_exported_where_it_is_trusted(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("from lmzoo.blocks.ffn import FeedForward\nclass Mine(FeedForward): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = models.config("gpt", 300)
+    config["ffn"] |= {"_target_": "mine.Mine"}
+    net = lmzoo.build(config, trust=("mine",)).eval()
+    identity = {"config": {"model": config, "task": {}, "data": {}}, "tokenizer": byte([], 300).json}
+    weights = {f"net.{name}": weight for name, weight in net.state_dict().items()}
+    state = {"state_dict": weights, "lmzoo": identity, "global_step": 1}
+    lmzoo.checkpoint.write(state, tmp_path / "a.ckpt", listed=False)
+    with pytest.raises(lmzoo.UserError, match="mine"):
+        export(str(tmp_path / "a.ckpt"), str(tmp_path / "out"), "torch_export")
+    export(str(tmp_path / "a.ckpt"), str(tmp_path / "out"), "torch_export", trust=("mine",))
+    rows = {"input_ids": models.ids(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
+    found = programs.opened(tmp_path / "out" / "model.pt2")(rows)
+    torch.testing.assert_close(found, net(rows["input_ids"]), atol=1e-5, rtol=0)
+
+
 def test_what_the_card_proposes_runs_and_a_pipeline_names_the_labels(classifier_run, tmp_path, capsys):
     run, net = classifier_run
     export(str(run / "checkpoints" / "last.ckpt"), str(tmp_path / "out"))

@@ -21,6 +21,12 @@ def parser(doc: str) -> argparse.ArgumentParser:
     return Parser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def trusting(arguments: argparse.ArgumentParser) -> None:
+    """Let a tool that opens a checkpoint be told what trust= says in training."""
+    arguments.add_argument("--trust", nargs="+", action="extend", default=[], metavar="MODULE",
+                           help="modules of your own whose classes the checkpoint may name, as my_package")  # fmt: skip
+
+
 def new_file(file: str | Path, suffix: str = "") -> Path:
     """The path of a file that a tool will write, before any work; UserError where that can't be, or something is.
 

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
-from lmzoo.tools import answer, new_file, parser
+from lmzoo.tools import answer, new_file, parser, trusting
 from torch import Tensor, nn
 
 from lmzoo import UserError, load
@@ -45,7 +45,7 @@ class View:
     weights: Tensor
 
 
-def see(run: str, text: str, reply: str | None, html: Path | None, png: Path | None) -> str:
+def see(run: str, text: str, reply: str | None, html: Path | None, png: Path | None, trust: tuple = ()) -> str:
     """Write the page, the picture, or both; what was written. `reply`: what a decoder reads that answers the text."""
     if not html and not png:
         raise UserError("nothing to write: name a page, --html FILE, a picture, --png FILE, or both")
@@ -54,7 +54,7 @@ def see(run: str, text: str, reply: str | None, html: Path | None, png: Path | N
             new_file(file, suffix)
     if not text.strip():
         raise UserError('no text to read: say --text "..."')
-    net = load(run)
+    net = load(run, trust)
     if not hasattr(net, "tokenizer"):
         raise UserError(f"{run} has no tokenizer to read a text with: give a folder that holds one")
     found = views(net, text, reply)
@@ -213,8 +213,9 @@ def main() -> None:
     arguments.add_argument("--answer", help="what the decoder of an encoder-decoder reads (default: what it generates)")
     arguments.add_argument("--html", type=Path, metavar="FILE", help="the page, a new file")
     arguments.add_argument("--png", type=Path, metavar="FILE", help="a picture of all layers and heads, a new file")
+    trusting(arguments)
     given = arguments.parse_args()
-    answer(see, given.run, given.text, given.answer, given.html, given.png)
+    answer(see, given.run, given.text, given.answer, given.html, given.png, tuple(given.trust))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ file, or a folder of transformers.
 
 import json
 import math
+import shutil
 import time
 from collections.abc import Mapping
 from itertools import chain
@@ -27,7 +28,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-from lmzoo.tools import answer, parser
+from lmzoo.tools import answer, parser, trusting
 from torch import nn
 
 from lmzoo import UserError, checkpoint, compose, hf, load, programs
@@ -38,7 +39,7 @@ FORMATS = ("hf", *programs.FILES)
 ROUNDS = 21  # of each arm, by turns
 
 
-def export(run: str, folder: str, to: str = "hf", best: bool = False) -> str:
+def export(run: str, folder: str, to: str = "hf", best: bool = False, trust: tuple[str, ...] = ()) -> str:
     """Write the net of `run` to the new `folder`; of which checkpoint it is, and what to do with it then."""
     folder = hf.check_folder(folder)
     if to.startswith("onnx"):
@@ -48,13 +49,23 @@ def export(run: str, folder: str, to: str = "hf", best: bool = False) -> str:
         raise UserError(f"--best: {run} is a folder of transformers, which has no checkpoints: leave it out")
     file = Path(run) if not is_run else best_of(run) if best else checkpoint.find(run)
     state = checkpoint.read(file, tensors=False) if is_run else {}
-    net = load(file)
+    net = load(file, trust)
+    try:
+        return written(net, folder, to, file, state, trust)
+    except BaseException:  # nothing that looks like a whole folder, and room for another try
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def written(net: nn.Module, folder: Path, to: str, file: Path, state: Mapping, trust: tuple[str, ...]) -> str:
+    """Write `net`, which is that of `file`, with all that goes with it; `state`: the checkpoint's, where it is one."""
+    is_run = bool(state)
     if to == "hf":
         hf.to_hf(net, folder, card.label_words(checkpoint.identify(state, file)) if is_run else None)
         format, told = card.of_transformers(net, folder), card.note(net)
         how = "open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
     else:
-        format, told = write_program(net, folder, to, file, is_run)
+        format, told = write_program(net, folder, to, file if is_run else None, trust)
         if is_run and (labels := checkpoint.identify(state, file).get("labels")):
             (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
         how = f"run it by\n\n{format.use}\n"
@@ -76,8 +87,9 @@ def best_of(run: str) -> Path:
     return found
 
 
-def write_program(net: nn.Module, folder: Path, to: str, file: Path, is_run: bool) -> tuple[card.Format, str]:
-    """Write `net`, which is that of `file`, as a program to `folder`; what a card says of it, and what to tell."""
+def write_program(net: nn.Module, folder: Path, to: str, file: Path | None,
+                  trust: tuple[str, ...]) -> tuple[card.Format, str]:  # fmt: skip
+    """Write `net` (of the checkpoint `file`) as a program to `folder`; what a card says of it, and what to tell."""
     program = programs.trace(net)
     if to != "torch_export":
         program = programs.to_onnx(net, program)
@@ -91,7 +103,7 @@ def write_program(net: nn.Module, folder: Path, to: str, file: Path, is_run: boo
             program.save(plain)
         if to == "onnx_int8":
             programs.to_int8(plain, written)
-            cost = costs(net, plain, written, file if is_run else None)
+            cost = costs(net, plain, written, file, trust)
             (folder / "int8.json").write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
             told = said(cost)
             more = f"## Weights of eight bits\n\n{told}."
@@ -110,7 +122,9 @@ def difference(net: nn.Module, file: Path) -> float:
         return max(float((run(rows) - net(**rows)).abs().max()) for rows in tried)
 
 
-def costs(net: nn.Module, plain: Path, small: Path, file: Path | None) -> dict[str, float | str]:
+def costs(
+    net: nn.Module, plain: Path, small: Path, file: Path | None, trust: tuple[str, ...]
+) -> dict[str, float | str]:
     """What the int8 program `small` costs and saves beside the fp32 one, `plain`: the ratios of size and speed, and the
     loss of both on the validation split of the run whose checkpoint `file` is."""
     runs = {"fp32": programs.opened(plain), "int8": programs.opened(small)}
@@ -126,17 +140,17 @@ def costs(net: nn.Module, plain: Path, small: Path, file: Path | None) -> dict[s
     try:
         if file is None:
             raise UserError("a folder of transformers has no validation split")
-        return cost | losses(file, {arm: programs.Program(net, run) for arm, run in runs.items()})
+        return cost | losses(file, trust, {arm: programs.Program(net, run) for arm, run in runs.items()})
     except UserError as error:  # the data may have stayed where the run was
         return cost | {"unmeasured": str(error)}
 
 
 @torch.no_grad()
-def losses(file: Path, nets: Mapping[str, nn.Module]) -> dict[str, float | str]:
+def losses(file: Path, trust: tuple[str, ...], nets: Mapping[str, nn.Module]) -> dict[str, float | str]:
     """{"unit": of the loss, name: loss} of each of `nets` in the place of a checkpoint's, on its run's validation."""
     from lmzoo.tasks.clm import CausalLM
 
-    config = compose(f"ckpt={file}")
+    config = compose(f"ckpt={file}", f"trust=[{','.join(trust)}]")
     config.split = "val"
     task, data, split = assemble(config)
     task.eval()
@@ -168,8 +182,9 @@ def main() -> None:
     arguments.add_argument("folder", help="where to write; must not hold anything yet")
     arguments.add_argument("--to", choices=FORMATS, default=FORMATS[0], help="the format")
     arguments.add_argument("--best", action="store_true", help="the run's best checkpoint, not its newest")
+    trusting(arguments)
     given = arguments.parse_args()
-    answer(export, given.run, given.folder, given.to, given.best)
+    answer(export, given.run, given.folder, given.to, given.best, tuple(given.trust))
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ def to_hf(model: nn.Module, folder: str | Path, words: Mapping | None = None) ->
     folder.mkdir(parents=True, exist_ok=True)
     if tokenizer is not None:
         write_tokenizer(tokenizer, folder, model)
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")  # last: makes it a model's
     shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors leaves it to its owner only
 
 
