@@ -26,8 +26,8 @@ def test_the_loss_is_that_of_each_position():
     assert nats.tolist() == pytest.approx([0, math.log(5)] * 2, abs=1e-6)
     tokens[5] = 2  # the second row's first position is sure of 1, and pays 50 nats, in one row of three
     assert extrapolate.by_position(lambda ids: logits, split, 4)[0] == pytest.approx(50 / 3, abs=1e-5)
-    with pytest.raises(UserError, match="13 tokens, which is no row of 16"):
-        extrapolate.by_position(lambda ids: logits, split, 16)
+    cut = SimpleNamespace(n_tokens=13, read=lambda begin, end: tokens[begin : min(end, begin + 5 if begin else 3)])
+    assert extrapolate.by_position(lambda ids: logits, cut, 4)[0] == pytest.approx(25, abs=1e-5)  # two sets: 3, and 10
 
 
 def test_a_rotary_net_is_read_in_five_ways():
@@ -56,5 +56,8 @@ def test_schemes_are_trained_short_and_read_long(tmp_path, monkeypatch):
     assert set(found) == {"learned", "rotary", *extrapolate.SCALINGS} and found["learned"][1:] == ["-", "-"]
     assert all(1 < float(cell) < 9 for cell in found["rotary_yarn"])
     assert (tmp_path / "a.png").stat().st_size > 5000
+    for word, line in (("data.val_fraction=0", "no held-out text to read"), ("seed=1", "is no row of 9999")):
+        with pytest.raises(UserError, match=line):
+            extrapolate.extrapolate([*words, word], ["rotary"], 8, 9999, None)
     with pytest.raises(UserError, match="--read 8 must be more than the rows of training"):
         extrapolate.extrapolate(words, ["rotary"], 8, 8, None)

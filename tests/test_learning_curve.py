@@ -79,12 +79,21 @@ def test_what_is_no_net_is_counted_on_the_texts_that_a_net_learns_from(texts, ba
     assert counted("svm", config) == {"test/accuracy": 1, "test/f1": 1}
     with pytest.MonkeyPatch.context() as patch:
         asked = []
-        patch.setattr(learning_curve, "support_vectors", lambda *given: asked.extend(given) or ["pos"] * 10)
+        patch.setattr(learning_curve, "support_vectors", lambda *given: asked.extend(given[::2]) or ["pos"] * 10)
         counted("svm", config)
     tokenizer = lmzoo.load(base).tokenizer
     few = Few(prepare(config, tokenizer)["train"], 4, seed=1)
     texts = [tokenizer.decode(few.read(*few.span(i))) for i in range(few.n_documents)]
     assert asked[0] == texts and sorted(asked[1]) == ["neg"] * 4 + ["pos"] * 4
+
+
+def test_a_pair_is_both_of_its_texts(texts, base, tmp_path):
+    """The first texts are all alike; only the second tells the class."""
+    pytest.importorskip("sklearn")
+    rows = [json.loads(line) for line in texts.read_text().splitlines()]
+    (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row | {"text": "a film", "b": row["text"]}) for row in rows))
+    words = [*WORDS, f"data.path={tmp_path / 'a.jsonl'}", "data.pair_column=b"]
+    assert counted("svm", configured(Init("svm", str(base)), "all", 1, words))["test/accuracy"] == 1
 
 
 def test_macro_f1_by_hand():
@@ -139,5 +148,8 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, texts, base):
         learning_curve.check([Init("svm", str(base))], "all", 1, words)
     with pytest.raises(UserError, match="trainer.strategy=ddp: the cells are of one process"):
         configured(Init("base", str(base)), "all", 1, [*words, "trainer=ddp"])
-    with pytest.raises(UserError, match="texts of one class each"):
-        counted("svm", configured(Init("svm", str(base)), "all", 1, [*words, "task.labels=classes"]))
+    monkeypatch.undo()
+    for word, line in (("task.labels=classes", "texts of one class each"), ("data.deduplicate=true", "one class each"),
+                       ("data.split_column=null", "this is for data with a test")):  # fmt: skip
+        with pytest.raises(UserError, match=line):
+            learning_curve.check([Init("majority", str(base))], "all", 1, [*words, word])

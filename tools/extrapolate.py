@@ -17,8 +17,9 @@ from lmzoo.tools import answer, new_file, parser
 from torch import Tensor, nn
 
 import lmzoo
-from lmzoo import UserError, data
+from lmzoo import UserError, parts
 from lmzoo.literal import plain
+from lmzoo.train import assemble
 
 SCHEMES = ["learned", "sinusoidal", "rotary", "alibi", "t5"]
 SCALINGS = ["rotary_linear", "rotary_ntk", "rotary_yarn", "rotary_llama3"]
@@ -31,10 +32,14 @@ def extrapolate(words: list[str], schemes: list[str], length: int, read: int, pn
     if png:
         new_file(png, ".png")
     configs = {scheme: config(words, scheme, length) for scheme in schemes}
-    found = {}
+    store, found = assemble(parts.settled(next(iter(configs.values()))))[1].store, {}
+    if "val" not in store.splits:
+        raise UserError("there is no held-out text to read: say data.val_path or data.val_fraction")
+    split = store["val"]
+    if split.n_tokens <= read:
+        raise UserError(f"the held-out text has {split.n_tokens} tokens, which is no row of {read}: give more text")
     for scheme, one in configs.items():
         net, _ = lmzoo.fit(one)
-        split = data.prepare(one, net.tokenizer)["val"]
         for name, longer in readings(net, scheme, words, length, read):
             found[name] = by_position(longer, split, longer.max_positions or read)
     if png:
@@ -62,12 +67,12 @@ def readings(net: nn.Module, scheme: str, words: list[str], length: int, read: i
 @torch.no_grad()
 def by_position(net: nn.Module, split, length: int) -> Tensor:
     """Mean nats of the token after each of `length` positions, over rows that follow one another."""
-    n_rows = (split.n_tokens - 1) // length
-    if not n_rows:
-        raise UserError(f"the held-out text has {split.n_tokens} tokens, which is no row of {length}: give more text")
-    total = torch.zeros(length, dtype=torch.float64)
-    for row in range(n_rows):
-        tokens = torch.from_numpy(split.read(row * length, (row + 1) * length + 1))
+    total, n_rows = torch.zeros(length, dtype=torch.float64), 0
+    for begin in range(0, split.n_tokens - length, length):
+        tokens = torch.from_numpy(split.read(begin, begin + length + 1))
+        if len(tokens) <= length:  # the end of one of several sets
+            continue
+        n_rows += 1
         logits = net(tokens[None, :-1])[0].float()
         total += torch.nn.functional.cross_entropy(logits, tokens[1:], reduction="none").double()
     return total / n_rows

@@ -17,9 +17,10 @@ say the same words to go on.
 import json
 import statistics
 from argparse import ArgumentTypeError
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,6 +28,7 @@ from lmzoo.tools import answer, parser
 
 import lmzoo
 from lmzoo import UserError
+from lmzoo.literal import write
 from lmzoo.signatures import nearest
 
 SCRATCH, MAJORITY, SVM = "scratch", "majority", "svm"
@@ -57,7 +59,7 @@ def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], me
     todo = [line for line in lines for size in sizes for seed in seeds if not done(folder, line, size, seed).exists()]
     check(dict.fromkeys(todo), sizes[0], seeds[0], words)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTING).write_text(json.dumps(setting, indent=1) + "\n", encoding="utf-8")
+    write(folder / SETTING, json.dumps(setting, indent=1) + "\n")
     records = []
     for line in lines:
         for size in sizes:
@@ -70,7 +72,7 @@ def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], me
             records.append({"init": line.title, "per_class": size, "metric": metric, "seeds": seeds, "values": values,
                             "mean": statistics.fmean(values),
                             "deviation": statistics.stdev(values) if len(values) > 1 else None})  # fmt: skip
-    (folder / "table.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    write(folder / "table.json", json.dumps(records, indent=1) + "\n")
     picture(records, sizes, metric, folder / "table.png")
     return table(records, sizes, metric)
 
@@ -112,9 +114,13 @@ def check(lines: Iterable[Init], size: str, seed: int, words: list[str]) -> None
         if (name := word.partition("=")[0].lstrip("+")) in OWN:
             raise UserError(f"{word}: leave it out; {OWN[name]}")
     for line in lines:
-        configured(line, size, seed, words)
+        config = configured(line, size, seed, words)
         if line.name == SVM and find_spec("sklearn") is None:
             raise UserError("--init svm needs scikit-learn: pip install 'lmzoo[bench]'")
+        if line.name in COUNTED and (config.task.get("labels") != "class" or config.data.deduplicate):
+            raise UserError(f"--init {line.name}: this is for texts of one class each, without data.deduplicate")
+        if line.name in COUNTED and "test" not in whole_splits(config):
+            raise UserError(f"--init {line.name}: this is for data with a test (data.split_column, data.test_path)")
 
 
 def done(folder: Path, line: Init, size: str, seed: int) -> Path:
@@ -131,7 +137,7 @@ def result(file: Path, line: Init, size: str, seed: int, words: list[str]) -> di
         elif line.name in COUNTED:
             found = counted(line.name, configured(line, size, seed, words))
             run.mkdir(exist_ok=True)
-            file.write_text(json.dumps(found) + "\n", encoding="utf-8")
+            write(file, json.dumps(found) + "\n")
         else:
             lmzoo.fit(configured(line, size, seed, [*words, f"run_dir={run}"]))
     return json.loads(file.read_text(encoding="utf-8"))
@@ -154,15 +160,9 @@ def configured(line: Init, size: str, seed: int, words: list[str]):
 def counted(init: str, config) -> dict[str, float]:
     """The accuracy of what is no net, on the test that a run of this configuration has."""
     from lmzoo.data.few import few_of_each
-    from lmzoo.data.preparation import source_of
 
-    splits: dict[str, list] = {}
-    for split, document in source_of(config).documents():
-        if not document.more:  # of a very long text its last part
-            splits.setdefault(split, []).append(document)
-    train, test = splits.get("train", []), splits.get("test", [])
-    if config.task.labels != "class" or not test:
-        raise UserError(f"--init {init}: this is for data with a test, and texts of one class each")
+    splits = whole_splits(config)
+    train, test = splits.get("train", []), splits["test"]
     if n := config.data.per_class:
         order, _ = few_of_each(lambda text: [train[text].label], len(train), n, config.seed)
         train = [train[text] for text in order]
@@ -170,9 +170,21 @@ def counted(init: str, config) -> dict[str, float]:
     if init == MAJORITY:
         guesses = [Counter(labels).most_common(1)[0][0]] * len(test)
     else:
-        guesses = support_vectors([document.text for document in train], labels, [document.text for document in test])
+        read, asked = ([" ".join(document.texts) for document in texts] for texts in (train, test))
+        guesses = support_vectors(read, asked, labels)
     right = sum(guess == document.label for guess, document in zip(guesses, test, strict=True))
     return {"test/accuracy": right / len(test), "test/f1": macro_f1([document.label for document in test], guesses)}
+
+
+def whole_splits(config) -> dict[str, list]:
+    """The documents of each split of a run's data."""
+    from lmzoo.data.labelled import whole_texts
+    from lmzoo.data.preparation import source_of
+
+    splits: dict[str, list] = defaultdict(list)
+    for name, documents in groupby(source_of(config).documents(), key=lambda found: found[0].partition("/")[0]):
+        splits[name] += whole_texts(document for _, document in documents)
+    return splits
 
 
 def macro_f1(labels: Sequence[str], guesses: Sequence[str]) -> float:
@@ -182,8 +194,8 @@ def macro_f1(labels: Sequence[str], guesses: Sequence[str]) -> float:
     return statistics.fmean(2 * right[name] / both[name] for name in both)
 
 
-def support_vectors(texts: list[str], labels: list[str], asked: list[str]) -> list[str]:
-    """The guesses of a linear support vector machine on TF-IDF."""
+def support_vectors(texts: list[str], asked: list[str], labels: list[str]) -> list[str]:
+    """What a linear support vector machine on TF-IDF that has learned the labels of `texts` says of those `asked`."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.svm import LinearSVC
 

@@ -17,7 +17,7 @@ from lmzoo.tools import answer, new_file, parser
 from torch import nn
 
 import lmzoo
-from lmzoo import parts
+from lmzoo import UserError, engines, parts
 from lmzoo.train import assemble
 
 WARMUPS = {"warm-up": [], "none": ["schedule.warmup_steps=0"]}
@@ -60,10 +60,12 @@ def study(words: list[str], depths: list[int], blocks: list[str], png: Path | No
 def gradient_norms(config) -> list[float]:
     """Of each block of a fresh net, of the mean loss over the first step's first rows."""
     task, module = assemble(parts.settled(config))
+    if "val" not in module.store.splits:
+        raise UserError("there is no held-out text to compare losses on: say data.val_path or data.val_fraction")
     micro = next(iter(module.train_dataloader()))[0]
     sums = task.loss(micro)
     (sums["loss"] / sums["targets"]).backward()
-    return [norm(block) for block in task.net.blocks]
+    return [norm(block) for block in engines.blocks(task.net)]
 
 
 def norm(block: nn.Module) -> float:
