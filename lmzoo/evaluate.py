@@ -102,7 +102,7 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     net = load(config.ckpt, tuple(config.trust))
     measuring.check_net(measure, net)
     if measure.reads == "documents" and not settings["other"]:
-        trained = checkpoint.read(config.ckpt, tensors=False)["lmzoo"]
+        trained = checkpoint.read(checkpoint.find(config.ckpt), tensors=False)["lmzoo"]
         tell_changed(settings | {"task": trained["config"]["task"]}, net.tokenizer, trained)
     split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)

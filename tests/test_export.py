@@ -116,10 +116,10 @@ def test_nothing_is_left_of_an_export_that_fails(classifier_run, tmp_path, monke
 def test_a_part_of_ones_own_is_exported_where_it_is_trusted(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("from lmzoo.blocks.ffn import FeedForward\nclass Mine(FeedForward): pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    config = models.config("gpt", 300)
+    config = models.config("gpt", 400)
     config["ffn"] |= {"_target_": "mine.Mine"}
     net = lmzoo.build(config, trust=("mine",)).eval()
-    identity = {"config": {"model": config, "task": {}, "data": {}}, "tokenizer": byte([], 300).json}
+    identity = {"config": {"model": config, "task": {}, "data": {}}, "tokenizer": byte([], 400).json}
     weights = {f"net.{name}": weight for name, weight in net.state_dict().items()}
     state = {"state_dict": weights, "lmzoo": identity, "global_step": 1}
     lmzoo.checkpoint.write(state, tmp_path / "a.ckpt", listed=False)

@@ -10,7 +10,11 @@ from lmzoo import UserError, hf
 from lmzoo.checks import groups
 from lmzoo.evaluate import evaluate
 from lmzoo.evaluate import main as command
+from lmzoo.likelihood import measuring
+from lmzoo.likelihood.pseudo_perplexity import PseudoPerplexity
 from lmzoo.literal import plain
+from lmzoo.tokenizer import train_wordpiece
+from small_store import settings
 from spoken import TEXT
 from test_evaluate import configured
 
@@ -75,7 +79,8 @@ def test_a_runs_own_text(gpt_run, texts):
 def test_a_runs_own_text_that_has_changed_is_said(words, tmp_path, caplog):
     file = tmp_path / "mine.txt"
     file.write_text("\n\n".join(" ".join(TEXT[n : n + 9]) for n in range(40)), encoding="utf-8")
-    lmzoo.fit(lmzoo.compose(*words(tmp_path / "run", f"data.path={file}", "trainer.max_steps=1")))
+    run = words(tmp_path / "run", "model=gpt", "task=clm", f"data.path={file}", "trainer.max_steps=1")
+    lmzoo.fit(lmzoo.compose(*run))
     for changed in (False, True):
         if changed:
             file.write_text(file.read_text(encoding="utf-8").replace("the", "a"), encoding="utf-8")
@@ -84,11 +89,12 @@ def test_a_runs_own_text_that_has_changed_is_said(words, tmp_path, caplog):
         assert ("the run's data has changed since it was trained" in caplog.text) == changed
 
 
-def test_unknown_tokens_are_said(runs, tmp_path, caplog):
-    (tmp_path / "a.txt").write_text("a cat \u4e2d\u6587 sat", encoding="utf-8")
-    evaluate(configured(f"ckpt={runs['bert'][1]}", "measure=pseudo_perplexity", "data=text",
-                        f"data.path={tmp_path / 'a.txt'}"))  # fmt: skip
-    assert "2 of the " in caplog.text and "that the tokenizer does not know" in caplog.text
+def test_unknown_tokens_are_said(tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("a cat \u4e2d\u6587 sat\n\na \u4e2d cat", encoding="utf-8")
+    config = {"split": None, "other": True, **settings(tmp_path, path=str(tmp_path / "a.txt"))}
+    split, store = measuring.read(PseudoPerplexity(), config, train_wordpiece(["a cat sat"], 40))
+    assert split == "test" and store.n_documents == 2
+    assert "3 of the " in caplog.text and "tokens of test stand for signs or words that the tokenizer" in caplog.text
 
 
 def test_the_command_prints_a_line_for_each_split_and_group(gpt_run, texts, monkeypatch, capsys):
