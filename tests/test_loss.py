@@ -25,7 +25,8 @@ def gradients(loss, *leaves):
 def test_by_hand():
     """Two rows of two logits: p = (3/4, 1/4) with label 1, and p = (1/2, 1/2) with label 0."""
     logits = torch.tensor([[math.log(3), 0.0], [5.0, 5.0], [9.0, 1.0]])
-    sums = cross_entropy(nn.Identity(), logits, torch.tensor([1, 0, -100]))
+    with torch.no_grad():
+        sums = cross_entropy(nn.Identity(), logits, torch.tensor([1, 0, -100]))
     assert sums["nll"].item() == pytest.approx(math.log(4) + math.log(2), rel=1e-6)
     assert sums["loss"].item() == pytest.approx(sums["nll"].item())
     assert (sums["correct"].item(), sums["targets"].item()) == (1, 2)  # the likeliest of equals is the first
@@ -43,7 +44,9 @@ def test_equals_torch(smoothing, chunk):
     expected = F.cross_entropy(head(hidden), labels, reduction="sum", label_smoothing=smoothing, ignore_index=-100)
     torch.testing.assert_close(sums["loss"], expected)
     torch.testing.assert_close(sums["nll"], F.cross_entropy(head(hidden), labels, reduction="sum"))
-    assert sums["correct"] == (head(hidden).argmax(-1) == labels).sum()
+    with torch.no_grad():
+        correct = cross_entropy(head, hidden, labels, chunk=chunk)["correct"]
+    assert correct == (head(hidden).argmax(-1) == labels).sum()
     leaves = (hidden, head.weight, head.bias)
     for ours, theirs in zip(gradients(sums["loss"], *leaves), gradients(expected, *leaves), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -109,6 +112,7 @@ def test_evaluation_takes_no_gradients():
     head, hidden, labels = rows()
     with torch.no_grad():
         assert not cross_entropy(head, hidden, labels, chunk=7)["loss"].requires_grad
+    assert "correct" not in cross_entropy(head, hidden, labels, chunk=7)  # nobody looks at it in training
 
 
 def test_ignored_rows_change_nothing():
@@ -116,7 +120,7 @@ def test_ignored_rows_change_nothing():
     keep = labels != -100
     whole = cross_entropy(head, hidden, labels, label_smoothing=0.1, z_loss=0.1)
     alone = cross_entropy(head, hidden[keep], labels[keep], label_smoothing=0.1, z_loss=0.1)
-    for name in ("loss", "nll", "correct", "targets"):
+    for name in ("loss", "nll", "targets"):
         assert torch.equal(whole[name], alone[name])
     (gradient,) = gradients(whole["loss"], hidden)
     assert (gradient[~keep] == 0).all() and (gradient[keep] != 0).any(-1).all()
@@ -125,7 +129,7 @@ def test_ignored_rows_change_nothing():
 def test_no_target_is_zero_with_a_graph():
     head, hidden, labels = rows()
     sums = cross_entropy(head, hidden, torch.full_like(labels, -100), label_smoothing=0.1, z_loss=0.1)
-    assert [sums[name].item() for name in ("loss", "nll", "correct", "targets")] == [0, 0, 0, 0]
+    assert [sums[name].item() for name in ("loss", "nll", "targets")] == [0, 0, 0]
     for gradient in gradients(sums["loss"], hidden, head.weight, head.bias):
         assert (gradient == 0).all()
 

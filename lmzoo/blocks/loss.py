@@ -8,12 +8,14 @@ arXiv:2204.02311).
 """
 
 from collections.abc import Callable, Iterator
+from itertools import repeat
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # the label of a position that is no target
+CACHED = 128  # rows of logits that a CPU's cache holds in fp32, so that only products go to memory for them
 ROWS = {"cpu": 1024, "cuda": 4096}  # of a chunk: few logits, but a sum of the weights' gradients for each chunk
 
 
@@ -30,8 +32,8 @@ def cross_entropy(
     head: (N, D) -> (N, V); hidden: (N, D); labels: (N,); chunk: the most rows whose logits exist at once (None: ROWS).
     With p = softmax(logits), `loss` is the sum of (1 - s) * -log p[label] + s * mean over V of -log p + z * logZ^2 and
     carries the graph (also where there is no target: then it is 0 and its gradients are 0). The others carry none:
-    `nll` is the sum of -log p[label] in nats, `correct` counts the rows whose largest logit is their label's, and
-    `targets` counts the rows. The logits are taken to fp32 first.
+    `nll` is the sum of -log p[label] in nats, and `targets` counts the rows. Where no gradients are wanted, `correct`
+    counts the rows whose largest logit is their label's. The logits are taken to fp32 first.
     """
     kept, chunk = labels != IGNORED, chunk or ROWS.get(hidden.device.type, 1024)
     hidden, labels = hidden[kept], labels[kept]
@@ -40,37 +42,43 @@ def cross_entropy(
         rows = rows.detach().requires_grad_(torch.is_grad_enabled())
         logits = head(rows)
         weights = weights or list(leaves(logits, rows))
-        *values, slope = _sums(logits.detach(), targets, label_smoothing, z_loss, logits.requires_grad)
-        sums.append(values)
-        if logits.requires_grad:
+        few = CACHED if logits.device.type == "cpu" else len(logits)
+        slope = torch.empty_like(logits) if logits.requires_grad else None
+        slopes = repeat(None) if slope is None else slope.split(few)
+        for some in zip(logits.detach().split(few), targets.split(few), slopes, strict=False):
+            sums.append(_sums(*some, label_smoothing, z_loss))
+        if slope is not None:
             gradient, *more = torch.autograd.grad(logits, (rows, *weights), slope)
             of_rows.append(gradient)
             of_weights = [total + one for total, one in zip(of_weights, more, strict=True)] if of_weights else more
-    loss, nll, correct = (torch.stack(values).sum() for values in zip(*sums, strict=True))
+    found = {name: torch.stack([one[name] for one in sums]).sum() for name in sums[0]} | {"targets": kept.sum()}
     if of_rows:
-        loss = _Known.apply(loss, (torch.cat(of_rows), *of_weights), hidden, *weights)
-    return {"loss": loss, "nll": nll, "correct": correct, "targets": kept.sum()}
+        found["loss"] = _Known.apply(found["loss"], (torch.cat(of_rows), *of_weights), hidden, *weights)
+    return found
 
 
-def _sums(logits: Tensor, labels: Tensor, label_smoothing: float, z_loss: float, sloped: bool) -> tuple:
-    """Sums of the loss, of -log p[label] and of right guesses, and the loss's derivative by the logits, if `sloped`."""
-    p, (top, guess) = logits.float().softmax(-1), logits.max(-1)
-    log_z = top.float() - p.gather(-1, guess[:, None]).squeeze(-1).log()
-    nll = log_z - logits.gather(-1, labels[:, None]).squeeze(-1).float()
+def _sums(logits: Tensor, labels: Tensor, slope: Tensor | None, label_smoothing: float, z_loss: float) -> dict:
+    """Sums of the loss and of -log p[label]; and `slope` becomes the loss's derivative by the logits, or where there is
+    none, right guesses are counted."""
+    values = logits.float()
+    p, own = values.softmax(-1), values.gather(-1, labels[:, None]).squeeze(-1)
+    log_z = values.amax(-1) - p.amax(-1).log()
+    nll = log_z - own
     loss = nll
     if label_smoothing:
-        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - logits.mean(-1, dtype=torch.float32))
+        loss = (1 - label_smoothing) * nll + label_smoothing * (log_z - values.mean(-1))
     if z_loss:
         loss = loss + z_loss * log_z.square()
-    sums = loss.sum(), nll.sum(), (guess == labels).sum()
-    if not sloped:
-        return *sums, None
+    sums = {"loss": loss.sum(), "nll": nll.sum()}
+    if slope is None:
+        return sums | {"correct": (values.argmax(-1) == labels).sum()}
     if z_loss:
         p *= 1 + 2 * z_loss * log_z[:, None]
     if label_smoothing:
         p -= label_smoothing / p.shape[-1]
     p.scatter_add_(-1, labels[:, None], torch.full_like(nll, label_smoothing - 1)[:, None])
-    return *sums, p.to(logits.dtype)
+    slope.copy_(p)
+    return sums
 
 
 class _Known(torch.autograd.Function):
