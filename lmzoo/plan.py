@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from inspect import signature
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from . import memory, optim
 from .blocks.loss import IGNORED
@@ -133,8 +132,8 @@ class Plan:
     memory: memory.Memory | None  # of each device; None: its rows are yet to be tried, or a part looks into its tensors
     lost: tuple[int, int, int]  # of the training rows: tokens cut off, padding, and positions with what was cut
     sources: dict[str, tuple[int, int]]  # of a mixture: name -> (rows that are left to read, rows that there are)
-    packing: str = "stream"
-    groups: tuple[tuple[str, int, float], ...] = ()  # of the optimizer: (name, parameters, factor of the learning rate)
+    packing: str
+    groups: tuple[tuple[str, int, float], ...]  # of the optimizer: (name, parameters, factor of the learning rate)
 
     def mfu(self, tokens_per_s: float, devices: int = 1) -> float | None:
         """Model FLOPs utilisation, 0 to 1, of all `devices`; None where the device's peak is not known."""
@@ -180,8 +179,8 @@ class Plan:
 
     def _trained(self, total: int) -> list[str]:
         """A line on the optimizer's groups, where they are not all parameters in the two that every run has."""
-        names, numbers, factors = zip(*self.groups, strict=True) if self.groups else ((), (), ())
-        if sum(numbers) == total and {*names} <= {"decay", "no_decay"} or not names:
+        names, numbers, factors = zip(*self.groups, strict=True)
+        if sum(numbers) == total and {*names} <= {"decay", "no_decay"}:
             return []
         if len(names) < 4:
             note = ", ".join(f"{name} {n:,}" for name, n in zip(names, numbers, strict=True))
@@ -190,21 +189,13 @@ class Plan:
         return [line("trained", f"{sum(numbers):,}", note)]
 
 
-def plan(
-    net: nn.Module,
-    config: Mapping,
-    datamodule,
-    task=None,
-    steps: int | None = None,
-    first_step: int = 0,
-) -> Plan:
-    """The plan of the run that `config` describes; takes about two seconds, in which the net is run on one micro-batch.
+def plan(task, config: Mapping, datamodule, first_step: int = 0) -> Plan:
+    """The plan of the run that `config` describes; takes about two seconds, in which it runs one micro-batch.
 
-    `task`: with it the measured pass is the task's own loss. `steps`: of the whole run; None: as `trainer` says.
-    `first_step`: how many of them are taken already. On a GPU nothing is run, and the time is that of the arithmetic at
-    40 % of the peak.
+    `first_step`: how many of the task's `total_steps` are taken already. On a GPU nothing is run, and the time is that
+    of the arithmetic at 40 % of the peak.
     """
-    trainer, rows_per_step = config["trainer"], config["data"]["batch_size"]
+    net, steps, trainer, rows_per_step = task.net, task.total_steps, config["trainer"], config["data"]["batch_size"]
     device, devices = _devices(trainer)
     dtype = arithmetic(trainer["precision"])
     batch = next(iter(datamodule.train_dataloader()))[0]
@@ -215,14 +206,13 @@ def plan(
         decoder = {"decoder_tokens": _kept(batch, "decoder_"), "decoder_length": batch["decoder_input_ids"].shape[1]}
     flops = count_flops(net, tokens, targets, length, **decoder)
     peak, source = find_peak(device, dtype)
-    steps = steps or count_steps(trainer, datamodule)
     rows_left = datamodule.rows_read(steps) - datamodule.rows_read(first_step)
     every = trainer["val_every_n_steps"] or steps
     validations = math.ceil(steps / every) - first_step // every  # the last step is followed by one too
     val_rows = min(datamodule.n_rows("val"), rows_per_step * (trainer["limit_val_batches"] or math.inf))
     row_passes = rows_left + val_rows * validations / 3  # a forward is a third of a pass
     if device.type == "cpu" and flops / peak < 2 * MEASURED_SECONDS and not datamodule.undecided:
-        seconds = measure(net, batch, task, dtype) * row_passes / rows
+        seconds = measure(task, batch, dtype) * row_passes / rows
     else:
         seconds = flops * row_passes / rows / (0.4 * peak * devices) if peak else None
     needed = None
@@ -244,7 +234,7 @@ def plan(
         device=f"{devices} x {torch.cuda.get_device_name(device) if device.type == 'cuda' else device.type}",
         seconds=seconds,
         memory=needed,
-        packing=config["data"].get("packing"),
+        packing=config["data"]["packing"],
         lost=datamodule.lost,
         sources=datamodule.sources(first_step, steps),
         groups=tuple(
@@ -269,28 +259,23 @@ def count_steps(trainer: Mapping, datamodule) -> int:
     return steps
 
 
-def measure(net: nn.Module, batch: Mapping, task, dtype: torch.dtype) -> float:
-    """Seconds of one forward and backward of `batch` on the CPU.
+def measure(task, batch: Mapping, dtype: torch.dtype) -> float:
+    """Seconds of one forward and backward of the task's loss of `batch` on the CPU.
 
     Weights, gradients and the random state are afterwards as they were.
     """
 
     def run() -> None:
         with torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext():
-            loss = task.loss(batch)["loss"] if task is not None else _logits_sum(net, batch)
+            loss = task.loss(batch)["loss"]
         loss.backward()
 
     with torch.random.fork_rng(devices=[]):
         passes = [_seconds(run)]  # the first is slower: it does not count if there is time for another
         while len(passes) < 4 and sum(passes) < MEASURED_SECONDS:
             passes.append(_seconds(run))
-    net.zero_grad(set_to_none=True)
+    task.net.zero_grad(set_to_none=True)
     return statistics.median(passes[1:] or passes)
-
-
-def _logits_sum(net: nn.Module, batch: Mapping) -> Tensor:
-    taken = [name for name in signature(net.forward).parameters if name in batch]
-    return net(**{name: batch[name] for name in taken}).float().logsumexp(-1).sum()
 
 
 def _kept(batch: Mapping, side: str) -> int:

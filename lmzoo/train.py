@@ -171,7 +171,7 @@ def assemble(config: DictConfig):
                              limits={"val": config.trainer.limit_val_batches})
     task.total_steps = count_steps(config.trainer, module)
     first_step = origin.state.get("global_step", 0)
-    task.plan = plan(task.net, config, module, task, steps=task.total_steps, first_step=first_step)
+    task.plan = plan(task, config, module, first_step)
     if first_step >= task.total_steps:
         over = (f"ckpt={config.ckpt}: that run has taken {first_step} steps, and would end after {task.total_steps}: "
                 "give a larger trainer.max_steps to go on")

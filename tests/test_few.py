@@ -68,8 +68,8 @@ def words(folder, *more):
 
 def test_a_run_trains_on_few_and_is_measured_on_all(tmp_path, monkeypatch):
     made, plan = [], plans.plan
-    monkeypatch.setattr("lmzoo.plan.plan", lambda net, config, data, *given, **more: made.append(data) or plan(
-        net, config, data, *given, **more))  # fmt: skip
+    monkeypatch.setattr("lmzoo.plan.plan", lambda task, config, data, first_step: made.append(data) or plan(
+        task, config, data, first_step))  # fmt: skip
     with tiny_run.lean():
         lmzoo.fit(lmzoo.compose(*words(tmp_path, "data.per_class=4", "task.class_weights=balanced")))
     (data,) = made

@@ -53,7 +53,23 @@ def run(**words) -> dict:
     trainer |= {"val_every_n_steps": None, "limit_val_batches": None, "strategy": "auto"}
     trainer |= {"activation_checkpointing": "none"}
     adamw = {"lr": 1e-3, "weight_decay": 0.1, "optimizer": torch.optim.AdamW}
-    return {"trainer": trainer | words, "data": {"batch_size": 16}, "optim": adamw, "model": config("gpt"), "trust": ()}
+    return {"trainer": trainer | words, "data": {"batch_size": 16, "packing": "stream"}, "optim": adamw,
+            "model": config("gpt"), "trust": ()}  # fmt: skip
+
+
+def task(net, steps: int = 1) -> SimpleNamespace:
+    """What a plan asks of a task."""
+    def loss(batch):
+        read = [name for name in ("input_ids", "decoder_input_ids") if name in batch]
+        return {"loss": net(**{name: batch[name] for name in read}).logsumexp(-1).sum()}
+
+    return SimpleNamespace(net=net, total_steps=steps, loss=loss)
+
+
+def planned(given: dict, data: Data | None = None, net=None, first_step: int = 0) -> Plan:
+    """The plan of a run as long as the trainer's words say."""
+    data = data or Data()
+    return plan(task(net or make("gpt"), count_steps(given["trainer"], data)), given, data, first_step)
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,7 @@ def example(**changes) -> Plan:
         "tokens_per_step": 32, "first_step": 0, "steps": 10, "epochs": 1.0, "tokens": 320, "flops_per_token": 6e9,
         "peak": 300e12, "peak_source": "data sheet", "device": "8 x NVIDIA A100", "seconds": 100.0,
         "memory": Memory(40, 40, 80, 40), "lost": (30, 20, 1000), "sources": {},
+        "packing": "stream", "groups": (("decay", 10, 1.0),),
     }  # fmt: skip
     return Plan(**values | changes)
 
@@ -216,7 +233,7 @@ def test_the_shortest_of_the_bounds_is_the_runs_length():
 
 
 def test_a_plan_has_the_sizes_of_the_run():
-    made = plan(make("gpt"), run(max_steps=126), Data())
+    made = planned(run(max_steps=126))
     assert (made.steps, made.epochs, made.rows_per_step, made.tokens_per_step) == (126, 2.0, 16, 128)
     assert made.tokens == 16_000  # two epochs of 1,000 rows, not 126 steps of 16
     assert made.corpus == {"train": (8000, 1000), "val": (240, 30)}
@@ -230,7 +247,7 @@ def test_memory_is_that_of_the_run_s_engine_and_optimizer(engine, devices, recom
     """Four rows of eight at a time, which one and two devices have to accumulate."""
     given = run(strategy=engine, devices=devices, activation_checkpointing=recompute)
     given["optim"]["optimizer"] = partial(torch.optim.SGD, momentum=0.9)
-    made = plan(make("gpt"), given, Data())
+    made = planned(given)
     with torch.device("meta"):
         net = lmzoo.build(config("gpt"))
     n, kept = 4 * sum(w.numel() for w in net.parameters()), memory.passes(config("gpt"), 4, 8, recompute=recompute)
@@ -242,7 +259,7 @@ def test_memory_is_that_of_the_run_s_engine_and_optimizer(engine, devices, recom
 def test_memory_of_weights_in_half_precision_and_of_frozen_ones():
     given = run(precision="bf16-true")
     given["optim"] |= {"freeze": ["embed*"], "optimizer": torch.optim.SGD}
-    found, n = plan(make("gpt"), given, Data()).memory, sum(w.numel() for w in make("gpt").parameters())
+    found, n = planned(given).memory, sum(w.numel() for w in make("gpt").parameters())
     assert (found.weights, found.optimizer) == (2 * n, 0)
     assert found.gradients == 2 * (n - make("gpt").embed.tokens.weight.numel())
     whole = memory.passes(config("gpt"), 4, 8)
@@ -253,15 +270,15 @@ def test_memory_of_weights_in_half_precision_and_of_frozen_ones():
 def test_memory_is_unknown_until_the_rows_are_settled_and_where_a_part_looks_into_its_tensors(monkeypatch):
     data = Data()
     data.undecided = True
-    assert plan(make("gpt"), run(), data).memory is None
+    assert planned(run(), data).memory is None
     monkeypatch.setattr("lmzoo.blocks.ffn.FeedForward.forward", lambda self, x: x * x.sum().item())
-    found = plan(make("gpt"), run(), Data())
+    found = planned(run())
     assert found.memory is None and re.search(r"^memory +unknown$", found.table(), re.MULTILINE)
 
 
 def test_a_resumed_run_has_the_sizes_of_what_is_left(monkeypatch):
     monkeypatch.setattr(planning, "measure", lambda *_: 2.0)  # seconds for a micro-batch of 4 rows
-    made = plan(make("gpt"), run(val_every_n_steps=30), Data(), steps=126, first_step=61)
+    made = planned(run(val_every_n_steps=30, max_steps=126), first_step=61)
     # of epoch one steps 62 (16 rows) and 63 (8), then the 1,000 of epoch two
     assert (made.first_step, made.steps, made.tokens) == (61, 126, 8 * 1024)
     assert made.seconds == pytest.approx((1024 + 3 * 30 / 3) * 0.5)  # validated after 90, 120 and the last
@@ -270,17 +287,17 @@ def test_a_resumed_run_has_the_sizes_of_what_is_left(monkeypatch):
 
 def test_time_is_rows_over_the_measured_rate_with_validation_at_a_third(monkeypatch):
     monkeypatch.setattr(planning, "measure", lambda *_: 2.0)  # seconds for a micro-batch of 4 rows
-    assert plan(make("gpt"), run(max_steps=9), Data()).seconds == pytest.approx(9 * 16 * 0.5 + 30 * 0.5 / 3)
-    validated = plan(make("gpt"), run(max_steps=9, val_every_n_steps=4), Data())
+    assert planned(run(max_steps=9)).seconds == pytest.approx(9 * 16 * 0.5 + 30 * 0.5 / 3)
+    validated = planned(run(max_steps=9, val_every_n_steps=4))
     assert validated.seconds == pytest.approx(9 * 16 * 0.5 + 3 * 30 * 0.5 / 3)  # after 4, 8 and the last
-    part = plan(make("gpt"), run(max_steps=9, val_every_n_steps=4, limit_val_batches=1), Data())
+    part = planned(run(max_steps=9, val_every_n_steps=4, limit_val_batches=1))
     assert part.seconds == pytest.approx(9 * 16 * 0.5 + 3 * 16 * 0.5 / 3)
 
 
 def test_what_is_too_long_to_measure_is_worked_out_from_the_peak(monkeypatch):
     monkeypatch.setattr(planning, "find_peak", lambda *_: (1e3, "measured"))
     monkeypatch.setattr(planning, "measure", None)
-    made = plan(make("gpt"), run(max_steps=9), Data())
+    made = planned(run(max_steps=9))
     assert made.seconds == pytest.approx(made.flops_per_token * 8 * (16 * 9 + 30 / 3) / 0.4e3)
 
 
@@ -290,13 +307,13 @@ def test_measuring_leaves_weights_gradients_and_random_numbers_alone(name):
     more = {"decoder_input_ids": torch.ones(4, 3, dtype=torch.long)} if name == "t5" else {}
     batch = Data(**more).batch
     before, torch_state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    assert measure(net, batch, None, torch.float32) > 0
+    assert measure(task(net), batch, torch.float32) > 0
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
 
 
-def test_measuring_runs_the_tasks_own_loss_where_there_is_a_task():
+def test_measuring_runs_the_tasks_own_loss():
     net = torch.nn.Linear(10, 10)
     seen = []
 
@@ -305,14 +322,14 @@ def test_measuring_runs_the_tasks_own_loss_where_there_is_a_task():
         return {"loss": net(batch["x"]).square().sum()}
 
     x = torch.ones(6, 10)
-    measure(net, {"x": x}, SimpleNamespace(loss=loss), torch.float32)
+    measure(SimpleNamespace(net=net, loss=loss), {"x": x}, torch.float32)
     assert len(seen) > 1 and seen[0]["x"] is x
 
 
 def trained_line(net, **words) -> list[str]:
     settings = run()
     settings["optim"] |= words
-    found = plan(net, settings, Data()).table().splitlines()
+    found = planned(settings, net=net).table().splitlines()
     return [re.sub(" +", " ", line) for line in found if line.startswith("trained")]
 
 
