@@ -58,8 +58,15 @@ def test_learned_adds_the_vector_of_the_position():
     assert position.max_positions == 64 and place(Rotary).max_positions is None
 
 
+def turned(position, x, *places):
+    """x as queries at these places; as keys it is the same."""
+    q, k = position.rotate(x, x, position.turn(at(*places)))
+    assert torch.equal(q, k)
+    return q
+
+
 def scores(position, q, k, q_at, k_at):
-    q, k = position.rotate(q[None, None, None], k[None, None, None], at(q_at), at(k_at))
+    q, k = (turned(position, x[None, None, None], place) for x, place in ((q, q_at), (k, k_at)))
     return (q * k).sum().item()
 
 
@@ -75,24 +82,22 @@ def test_rotary_scores_depend_on_the_distance_only(words):
 def test_rotary_turns_each_pair_by_its_own_angle():
     x = torch.zeros(1, 1, 1, 8)
     x[..., 1] = 1.0  # pair (1, 5): frequency theta^(-2/8)
-    turned, _ = place(Rotary, theta=100.0).rotate(x, x, at(3), at(3))
+    found = turned(place(Rotary, theta=100.0), x, 3)
     angle = 3 * 100.0 ** (-2 / 8)
     expected = torch.zeros(8)
     expected[1], expected[5] = math.cos(angle), math.sin(angle)
-    torch.testing.assert_close(turned.flatten(), expected)
+    torch.testing.assert_close(found.flatten(), expected)
 
 
 def test_rotary_part_of_a_head():
     x = torch.randn(1, 2, 3, 8)
-    turned, _ = place(Rotary, fraction=0.5).rotate(x, x, at(5, 6, 7), at(5, 6, 7))
-    assert torch.equal(turned[..., 4:], x[..., 4:]) and not torch.isclose(turned[..., :4], x[..., :4]).any(-1).all()
+    found = turned(place(Rotary, fraction=0.5), x, 5, 6, 7)
+    assert torch.equal(found[..., 4:], x[..., 4:]) and not torch.isclose(found[..., :4], x[..., :4]).any(-1).all()
 
 
 def test_position_interpolation_puts_four_positions_into_one():
     x = torch.randn(1, 1, 1, 8)
-    interpolated, _ = place(Rotary, scaling=4.0).rotate(x, x, at(28), at(28))
-    plain, _ = place(Rotary).rotate(x, x, at(7), at(7))
-    torch.testing.assert_close(interpolated, plain)
+    torch.testing.assert_close(turned(place(Rotary, scaling=4.0), x, 28), turned(place(Rotary), x, 7))
 
 
 LONGER = {
@@ -130,9 +135,9 @@ def test_scaled_rotary_scores_depend_on_the_distance_only(kind):
 
 def test_angles_are_float32_in_a_bfloat16_model():
     position, x = place(Rotary, d_head=2).bfloat16(), torch.tensor([1.0, 0.0]).bfloat16().expand(1, 1, 2, 2)
-    turned, _ = position.rotate(x, x, at(256, 257), at(256, 257))
-    assert turned.dtype == torch.bfloat16
-    for row, p in zip(turned[0, 0].float(), (256, 257), strict=True):
+    found = turned(position, x, 256, 257)
+    assert found.dtype == torch.bfloat16
+    for row, p in zip(found[0, 0].float(), (256, 257), strict=True):
         torch.testing.assert_close(row, torch.tensor([math.cos(p), math.sin(p)]), rtol=0, atol=0.005)
     waves = place(Sinusoidal).bfloat16().embed(torch.zeros(1, 2, 16).bfloat16(), at(256, 257))[0].float()
     assert waves[:, 0].tolist() == pytest.approx([math.sin(256), math.sin(257)], abs=0.005)
@@ -188,7 +193,7 @@ def test_without_positions_every_hook_is_the_identity():
     position, x = place(Position), torch.randn(1, 2, 16)
     q, k = torch.randn(2, 1, 2, 2, 8)
     assert position.embed(x, at(0, 1)) is x and position.bias(at(0, 1), at(0, 1)) is None
-    assert position.rotate(q, k, at(0, 1), at(0, 1)) == (q, k)
+    assert position.rotate(q, k, position.turn(at(0, 1))) == (q, k)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_rotary_angles_are_fp32(bf16_true, scaling):
 def test_rotated_queries_are_rounded_once(bf16_true):
     q = torch.randn(1, 2, 600, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float32)
     positions, scheme = torch.arange(600)[None], Rotary(**PLACE)
-    narrow = scheme.rotate(q.bfloat16(), q.bfloat16(), positions, positions)[0]
+    narrow = scheme.rotate(q.bfloat16(), q.bfloat16(), scheme.turn(positions))[0]
     exact = scheme.apply_turn(q.bfloat16().float(), *scheme.turn(positions))
     assert narrow.dtype == torch.bfloat16 and torch.equal(narrow, exact.bfloat16())
 

@@ -12,4 +12,6 @@ Parts of one kind are called alike, so that any of them fits any model:
     ffn(d_model, d_ff, dropout)                             cross(the same, and d_memory)
     norm(d_model)                                           embed(vocab_size, d_model, dropout)
     block(attn, ffn, norm, dropout, cross)                  head(embed)          init(model)
+
+A position's hooks: embed(x, positions), turn(positions), rotate(q, k, turn), bias(q_positions, k_positions).
 """

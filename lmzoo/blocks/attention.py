@@ -98,8 +98,8 @@ class Attention(nn.Module):
         else:
             k, v = self.key_values(x if memory is None else memory)
         if position is not None:
-            positions = layout.q_positions
-            q, k = position.rotate(q, k, positions, positions, layout.turns.get(id(position)))
+            turn = layout.turns.get(id(position)) or position.turn(layout.q_positions)
+            q, k = position.rotate(q, k, turn)
         if memory is None and cache is not None:
             k, v = cache.append(k, v, layout.offset)
         out = self.attend(q, k, v, *self.lower(x, layout, position))

@@ -1,8 +1,10 @@
 """Where a token stands. One object with three hooks, each the identity unless a scheme overrides it:
 
 embed(x, positions)          adds to the embedding               learned, sinusoidal
-rotate(q, k, q_pos, k_pos)   turns queries and keys              rotary
+rotate(q, k, turn)           turns queries and keys              rotary
 bias(q_pos, k_pos)           adds to the scores                  T5's buckets, ALiBi
+
+What `rotate` needs of the positions is made by `turn(positions)`, once for all layers.
 """
 
 from __future__ import annotations
@@ -26,13 +28,8 @@ class Position(nn.Module):
         """x (B, T, D), positions (B or 1, T) -> (B, T, D)."""
         return x
 
-    def rotate(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, turn: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """q (B, H, T, K), k (B, H_kv, S, K), positions (B or 1, T) and (B or 1, S) -> the same shapes.
-
-        ``turn``: that of q_pos, where it is known.
-        """
+    def rotate(self, q: Tensor, k: Tensor, turn) -> tuple[Tensor, Tensor]:
+        """q (B, H, T, K) and k (B, H_kv, T, K), at the positions of ``turn`` -> the same shapes."""
         return q, k
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -97,11 +94,8 @@ class Rotary(Position):
         if self.d_rotary % 2 or not 0 < self.d_rotary <= d_head:
             raise ValueError(f"rotary positions need an even part of a head, got d_head={d_head} * fraction={fraction}")
 
-    def rotate(
-        self, q: Tensor, k: Tensor, q_pos: Tensor, k_pos: Tensor, turn: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        q_turn = self.turn(q_pos) if turn is None else turn
-        return self.apply_turn(q, *q_turn), self.apply_turn(k, *(q_turn if k_pos is q_pos else self.turn(k_pos)))
+    def rotate(self, q: Tensor, k: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return self.apply_turn(q, *turn), self.apply_turn(k, *turn)
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
