@@ -68,9 +68,8 @@ class CausalLM(Task):
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """And bits per byte: all nats, those of eos too, over ln 2 and the UTF-8 bytes of the raw text."""
         metrics = super().summarise(sums, split)
-        data = self.trainer.datamodule
-        if data is not None and self.whole(split):
-            metrics["bits_per_byte"] = sums["nll"] / (math.log(2) * data.n_bytes(split))
+        if self.whole(split):
+            metrics["bits_per_byte"] = sums["nll"] / (math.log(2) * self.trainer.datamodule.n_bytes(split))
         return metrics
 
     def show(self) -> str:

@@ -43,6 +43,18 @@ class Steps(DataLoader):
         self.sampler.step = state["step"]
 
 
+class Data(pl.LightningDataModule):
+    """The batches that there are; of no mixture."""
+
+    def __init__(self, **loaders: DataLoader):
+        super().__init__()
+        for split, loader in loaders.items():
+            setattr(self, f"{split}_dataloader", lambda loader=loader: loader)
+
+    def seen(self, step: int) -> dict[str, int]:
+        return {}
+
+
 class Task(pl.LightningModule):
     """A line through points; it hands out what lmzoo's tasks hand out."""
 
@@ -54,6 +66,10 @@ class Task(pl.LightningModule):
         self.net = torch.nn.Linear(3, 1)
         self.automatic_optimization = False
         self.identity = {"config": {"seed": 0, "optim": {"lr": 0.05}, "tags": ["a"]}, "wandb_id": "abc123"}
+        self.plan = SimpleNamespace(mfu=lambda *_: None)
+
+    def measured(self):
+        return ["val/loss", "val/accuracy", "val/error_rate", "val/f1"]  # more than it then logs
 
     def training_step(self, batch, index):
         optimizer = self.optimizers()
@@ -98,10 +114,10 @@ def run(folder: Path, *more: Callback, max_steps: int = 20, ckpt: Path | None = 
         use_distributed_sampler=False, num_sanity_val_steps=0, enable_model_summary=False,
     )  # fmt: skip
     points = torch.randn(EPOCH, 4, 3, generator=torch.Generator().manual_seed(0))
-    parts.validation = DataLoader(points, batch_size=None)
     train = Steps(points, sampler=Order(), batch_size=None, generator=torch.Generator())
-    parts.task = Task()
-    parts.trainer.fit(parts.task, train, parts.validation, ckpt_path=ckpt)
+    evaluated = DataLoader(points, batch_size=None)
+    parts.task, parts.data = Task(), Data(train=train, val=evaluated, test=evaluated)
+    parts.trainer.fit(parts.task, datamodule=parts.data, ckpt_path=ckpt)
     return parts
 
 

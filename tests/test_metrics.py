@@ -14,15 +14,16 @@ from lmzoo.callbacks.metrics import COLUMNS, Table
 from lmzoo.checks import explain
 from small_run import At, rows, run
 
-TASK = SimpleNamespace(device=torch.device("cpu"), net=None)
+TASK = SimpleNamespace(device=torch.device("cpu"), net=None, identity={},
+                       plan=SimpleNamespace(mfu=lambda *_: None))  # fmt: skip
 
 
 def faked(**more) -> SimpleNamespace:
     """A trainer as the callback sees it, at step 0."""
     usual = {
         "global_step": 0, "max_steps": 9, "num_training_batches": 9, "is_global_zero": True, "world_size": 1,
-        "sanity_checking": False, "callback_metrics": {"val/loss": 1.0}, "state": SimpleNamespace(fn="fit"),
-        "optimizers": [], "train_dataloader": SimpleNamespace(waited=0.0),
+        "callback_metrics": {"val/loss": 1.0}, "state": SimpleNamespace(fn="fit"), "optimizers": [],
+        "train_dataloader": SimpleNamespace(waited=0.0), "datamodule": SimpleNamespace(seen=lambda step: {}),
     }  # fmt: skip
     return SimpleNamespace(**usual | more)
 
@@ -71,7 +72,8 @@ def test_throughput_is_tokens_over_elapsed_time_without_validation(tmp_path, mon
     metrics = Metrics(tmp_path, every_n_steps=2)
     trainer = faked(max_steps=10, world_size=2)
     monkeypatch.setattr("lmzoo.callbacks.metrics.validation_due", lambda trainer: trainer.global_step == 3)
-    task = SimpleNamespace(**vars(TASK), plan=SimpleNamespace(mfu=lambda speed, devices: speed / 1000 / devices))
+    plan = SimpleNamespace(mfu=lambda speed, devices: speed / 1000 / devices)
+    task = SimpleNamespace(**vars(TASK) | {"plan": plan})
     metrics.on_train_start(trainer, task)
     for step, tokens in enumerate((100, 200, 300, 400), 1):
         clock.now += 2.0

@@ -51,7 +51,7 @@ def test_wandb_gets_every_row_under_its_step_and_the_config_and_keeps_its_id(tmp
     first = run(tmp_path, wandb=OFFLINE, max_steps=8)
     first.metrics.finish()
     second = run(tmp_path, wandb=OFFLINE, max_steps=12, ckpt=checkpoint.find(tmp_path))
-    second.trainer.test(second.task, second.validation, verbose=False)
+    second.trainer.test(second.task, datamodule=second.data, verbose=False)
     second.metrics.finish()
     found = read_wandb(tmp_path / "wandb")
     assert set(found.ids) == {"abc123"} and len(list(tmp_path.glob("wandb/offline-run-*"))) == 2

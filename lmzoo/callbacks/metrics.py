@@ -36,8 +36,8 @@ class Metrics(Callback):
     Columns `lr/GROUP` appear where the optimizer's groups differ in it, `loss_scale` under fp16, `skipped` once steps
     were, `seen/NAME` (rows since the run began) for each source of a mixture. Rows are only ever appended; when
     a run goes on from step s, those beyond s are cut first.
-    The task may carry a `plan` (model FLOPs utilisation becomes the column `mfu` where the device's peak is known), an
-    `identity` (`wandb_id`, and `config` for wandb to show) and an `environment` (shown too).
+    The task carries a `plan` (model FLOPs utilisation becomes the column `mfu` where the device's peak is known) and an
+    `identity` (`wandb_id`, and `config` for wandb to show), and may carry an `environment` (shown too).
 
     Args:
         folder: the run folder.
@@ -83,9 +83,8 @@ class Metrics(Callback):
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         if trainer.is_global_zero:
             self.table.cut(trainer.global_step, waiting=bool(self.row), ended=trainer.global_step == trainer.max_steps)
-            identity = getattr(task, "identity", {})
             self.trackers = [Wandb(
-                self.folder, id=identity.get("wandb_id"), config=identity.get("config"), tags=self.tags,
+                self.folder, id=task.identity.get("wandb_id"), config=task.identity.get("config"), tags=self.tags,
                 environment=getattr(task, "environment", None), **self.settings,
             )]  # fmt: skip
             if self.tensorboard:
@@ -116,7 +115,7 @@ class Metrics(Callback):
         self.paused = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, *_: object) -> None:
-        if trainer.state.fn != "fit" or trainer.sanity_checking or not trainer.is_global_zero:
+        if trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         self.row = (self.row or self._where(trainer)) | _metrics(trainer, "val/")
         self._write()
@@ -142,18 +141,16 @@ class Metrics(Callback):
             tracker.finish()
 
     def _where(self, trainer: Trainer) -> dict[str, float]:
-        step, data = trainer.global_step, getattr(trainer, "datamodule", None)
-        seen = data.seen(step) if hasattr(data, "seen") else {}
+        step = trainer.global_step
         where = {"step": step, "epoch": round(step / trainer.num_training_batches, 4), "tokens": self.tokens}
-        return where | {f"seen/{name}": n for name, n in seen.items()}
+        return where | {f"seen/{name}": n for name, n in trainer.datamodule.seen(step).items()}
 
     def _speed(self, trainer: Trainer, task: LightningModule) -> dict[str, float]:
         now, waited = time.perf_counter(), _waited(trainer)
         speed = (self.tokens - self.tokens_before) / (now - self.clock)
         wait = (waited - self.waited_before) / (now - self.clock)
         self.clock, self.tokens_before, self.waited_before = now, self.tokens, waited
-        plan = getattr(task, "plan", None)
-        mfu = plan.mfu(speed, trainer.world_size) if plan else None
+        mfu = task.plan.mfu(speed, trainer.world_size)
         speeds = {"tokens_per_s": round(speed, 1), "data_wait": round(wait, 4)}
         return speeds | ({} if mfu is None else {"mfu": round(mfu, 4)})
 

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from .steps import Losses, last_step, total_steps, validation_due
+from .steps import Losses, last_step, validation_due
 
 
 class Progress(TQDMProgressBar):
@@ -32,13 +32,13 @@ class Progress(TQDMProgressBar):
             self.disable()
 
     def on_train_start(self, trainer: Trainer, *_: object) -> None:
-        self.total = total_steps(trainer)
+        self.total = trainer.max_steps
         self.first = trainer.global_step
         self.tokens = 0
         self.started = self.printed = time.perf_counter()
         self.train_progress_bar = self._bar("training", "steps", self.total, initial=self.first)
 
-    def _bar(self, desc: str, unit: str, total: int | None, **words: object) -> Tqdm:
+    def _bar(self, desc: str, unit: str, total: int, **words: object) -> Tqdm:
         shape = "{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} {unit}, {remaining} left{postfix}"
         return Tqdm(desc=desc, unit=unit, total=total, bar_format=shape, disable=self.is_disabled, file=sys.stdout,
                     dynamic_ncols=True, smoothing=0, **words)  # fmt: skip
@@ -91,9 +91,6 @@ class Progress(TQDMProgressBar):
 
     def line(self, step: int, elapsed: float) -> str:
         """`step 120/1000  loss 4.321  tokens/s 12,345  1:02 left`, from the seconds that the steps so far took."""
-        parts = [f"step {step}" + (f"/{self.total}" if self.total else "")]
-        parts += [f"{name} {value}" for name, value in self.shown.items()]
-        if self.total:
-            seconds = round(elapsed / max(1, step - self.first) * (self.total - step))
-            parts.append(Tqdm.format_interval(seconds) + " left")
-        return "  ".join(parts)
+        seconds = round(elapsed / max(1, step - self.first) * (self.total - step))
+        shown = [f"{name} {value}" for name, value in self.shown.items()]
+        return "  ".join([f"step {step}/{self.total}", *shown, f"{Tqdm.format_interval(seconds)} left"])

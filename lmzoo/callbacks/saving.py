@@ -102,8 +102,7 @@ class Checkpoints(Checkpoint):
         self.unvalidated = state_dict.get("unvalidated", False)
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        if hasattr(task, "measured"):
-            self._check(task.measured())
+        self._check(task.measured())
 
     def _check(self, known: Collection[str]) -> None:
         """Refuse a monitor that is none of the metrics; where there is no validation, one that somebody has chosen."""
@@ -126,7 +125,7 @@ class Checkpoints(Checkpoint):
             self.save(trainer)
 
     def on_validation_end(self, trainer: Trainer, *_: object) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit":
+        if trainer.state.fn != "fit":
             return
         self.unvalidated = False
         self._check([name for name in trainer.callback_metrics if name.startswith("val/")])

@@ -44,14 +44,5 @@ def validate(trainer: Trainer) -> None:
 
 
 def last_step(trainer: Trainer) -> bool:
-    """Whether training ends with this step, as far as steps, epochs and `should_stop` tell."""
-    last_of_epochs = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
-    return trainer.global_step == trainer.max_steps or last_of_epochs or trainer.should_stop
-
-
-def total_steps(trainer: Trainer) -> int | None:
-    """Optimizer steps of the whole run; None where neither steps nor epochs bound it."""
-    bounds = [trainer.max_steps] if trainer.max_steps >= 0 else []
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        bounds.append(trainer.max_epochs * trainer.num_training_batches)
-    return min(bounds, default=None)
+    """Whether training ends with this step, as far as `max_steps` and `should_stop` tell."""
+    return trainer.global_step == trainer.max_steps or trainer.should_stop

@@ -16,7 +16,7 @@ class LargestMicroBatch(Callback):
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         data = trainer.datamodule
-        if data is None or not data.undecided:
+        if not data.undecided:
             return
         size = data.micro_batch_size
         while not trainer.strategy.reduce_boolean_decision(fits(trainer, task, size)):
