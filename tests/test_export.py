@@ -274,7 +274,7 @@ def test_without_transformers_that_is_all_that_is_said(gpt_run, tmp_path, monkey
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     monkeypatch.setitem(sys.modules, "transformers", None)
     for call in (lambda: lmzoo.hf.to_hf(models.make("gpt"), tmp_path / "new"), lambda: lmzoo.hf.from_hf(tmp_path),
-                 lambda: lmzoo.hf.read_config(tmp_path), lambda: export(str(gpt_run), tmp_path / "new")):
+                 lambda: export(str(gpt_run), tmp_path / "new")):
         with pytest.raises(lmzoo.UserError) as refusal:
             call()
         assert str(refusal.value) == "Hugging Face's formats need transformers: pip install 'lmzoo[hf]'"

@@ -152,7 +152,7 @@ def test_a_folder_gives_what_the_object_gives(theirs, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     ours, expected = hf.from_hf(tmp_path), hf.from_hf(theirs)
     assert hf.is_hf_folder(tmp_path) and not hasattr(ours, "tokenizer")
-    assert ours.config == expected.config == hf.read_config(tmp_path)
+    assert ours.config == expected.config
     for name, value in expected.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
     assert lmzoo.build(ours.config).state_dict().keys() == expected.state_dict().keys()

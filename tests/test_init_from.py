@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import lmzoo
-from lmzoo import UserError, checkpoint
+from lmzoo import UserError
+from lmzoo.checkpoint.loading import PER_ID
 from marks import slow_but
 
 
@@ -44,7 +45,7 @@ def test_a_checkpoint_goes_on_with_new_text_and_new_tokens(gpt_run, words, tmp_p
     assert net.vocab_size == max(400, n + 2) and net.tokenizer.encode("<bot>") == [n + 1]
     assert net.tokenizer.encode("so <user>") == [*old.tokenizer.encode("so "), n]
     for key, value in net.state_dict().items():
-        if key in checkpoint.PER_ID:
+        if key in PER_ID:
             assert torch.equal(value[:n], before[key][:n])
             torch.testing.assert_close(value[n:n + 2], before[key][:n].mean(0).expand(2, -1))
         else:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lmzoo.data import Document
+from lmzoo.data.labelled import Document
 from lmzoo.errors import UserError
 from lmzoo.likelihood import questions
 from lmzoo.likelihood.labels import Labelled, Labels

@@ -10,6 +10,7 @@ import pytest
 from lmzoo.tools import inspect_data, prepare_data, train_tokenizer
 
 from lmzoo import UserError, compose, data
+from lmzoo.data.sources import Source
 from lmzoo.tokenizer import load, measure
 
 WORDS = ["model=gpt", "task=clm", "data=text", "data.reader.split=line", "data.row_length=16",
@@ -38,7 +39,7 @@ def test_train_tokenizer(tmp_path, words):
     report = train_tokenizer.train(tmp_path / "my.json", words)
     own = load(tmp_path / "my.json")
     texts = {"train": [], "val": []}
-    for split, document in data.documents(compose(*words).data):
+    for split, document in Source(compose(*words).data).documents():
         texts[split].append(document.text)
     for name, split in (("trained on", "train"), ("held out", "val")):
         n_bytes, n_tokens = sum(map(len, texts[split])), sum(len(own.encode(text)) for text in texts[split])
@@ -50,7 +51,7 @@ def test_a_tokenizer_is_spoken_of_when_it_is_trained_and_not_again(words):
     said = []
     own = data.prepare_tokenizer(compose(*words), said.append)
     data.prepare_tokenizer(compose(*words), said.append)
-    held_out = [document.text for split, document in data.documents(compose(*words).data) if split == "val"]
+    held_out = [document.text for split, document in Source(compose(*words).data).documents() if split == "val"]
     assert said == [f"tokenizer trained: {len(own):,} tokens; on held-out text {measure(own, held_out)}"]
     assert held_out and measure(own, held_out).n_tokens > 0
 

@@ -46,7 +46,7 @@ class AtomicIO(TorchCheckpointIO):
             self.failure = reason(error)
 
     def load_checkpoint(self, path: str | Path, map_location: object = "cpu", weights_only: bool | None = True) -> dict:
-        return read(path, map_location)
+        return read(path)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         remove(path)

@@ -8,10 +8,10 @@ A checkpoint is Lightning's dict of plain types (it opens with `torch.load(weigh
 from .base import load_base, locate_base, name_base
 from .building import build
 from .files import find, in_training, link, names, read, remove, write, write_shares
-from .loading import PER_ID, Report, check_finite, check_resumable, identify, load, load_weights, weights, widened
+from .loading import check_finite, check_resumable, identify, load, load_weights, weights, widened
 
 __all__ = [
-    "PER_ID", "Report", "build", "check_finite", "check_resumable", "find", "identify", "in_training", "link", "load",
-    "load_base", "load_weights", "locate_base", "name_base", "names", "read", "remove", "weights", "widened", "write",
+    "build", "check_finite", "check_resumable", "find", "identify", "in_training", "link", "load", "load_base",
+    "load_weights", "locate_base", "name_base", "names", "read", "remove", "weights", "widened", "write",
     "write_shares",
 ]  # fmt: skip

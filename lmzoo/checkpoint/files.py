@@ -81,11 +81,11 @@ def in_training(folder: Path) -> bool:
     return False
 
 
-def read(path: str | Path, map_location: object = "cpu", tensors: bool = True) -> dict:
+def read(path: str | Path, tensors: bool = True) -> dict:
     """A checkpoint's dict, after its sha256 was compared with the manifest beside it (if it is listed there).
 
-    Without `tensors` those of the net and the optimizers may be left out. Raises UserError for a file that is damaged,
-    or is no checkpoint of plain types.
+    Tensors are on the CPU; without `tensors` those of the net and the optimizers may be left out. Raises UserError for
+    a file that is damaged, or is no checkpoint of plain types.
     """
     path = Path(path)
     if (entries := _entries(path.parent)) is None:
@@ -99,7 +99,7 @@ def read(path: str | Path, map_location: object = "cpu", tensors: bool = True) -
         if path.is_dir() and tensors:
             return folders.load(path)
         file = path / folders.REST if path.is_dir() else path
-        return torch.load(file, map_location=map_location, weights_only=True, mmap=not tensors)
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=not tensors)
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist: give a checkpoint file or a run folder") from error
     except UnpicklingError as error:  # whose text says how to open it all the same

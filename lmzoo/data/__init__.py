@@ -22,11 +22,9 @@
 
 from importlib import import_module
 
-_HOMES = {"Document": "labelled", "DataModule": "datamodule", "Loader": "loader", "Store": "shards",
-          "documents": "preparation", "prepare": "mixture",
-          "prepare_tokenizer": "mixture", "store_name": "mixture"}
-__all__ = ["DataModule", "Document", "Loader", "Store", "documents", "prepare", "prepare_tokenizer",
-           "store_name"]
+_HOMES = {"DataModule": "datamodule", "Store": "shards", "prepare": "mixture", "prepare_tokenizer": "mixture",
+          "store_name": "mixture"}
+__all__ = ["DataModule", "Store", "prepare", "prepare_tokenizer", "store_name"]
 
 
 def __getattr__(name: str):

@@ -15,7 +15,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -28,7 +28,7 @@ from . import duplicates
 from .bar import Progress
 from .cache import cache_dir, key, locked
 from .duplicates import without
-from .labelled import Document, names_in
+from .labelled import names_in
 from .shardfile import AGAIN
 from .shards import SPLITS, Store, open_shard, read_meta, write_meta
 from .sources import FORMAT, Source, plain
@@ -39,16 +39,6 @@ HELD_OUT_MB = 1  # on which a new tokenizer is measured
 XZ_MB = 16  # larger corpora get no xz yardstick
 VERIFIED_MB = 256  # a store up to this size is read through when it is opened; of a larger one the headers are
 log = logging.getLogger(__name__)
-
-
-def documents(config: Mapping, split: str | None = None) -> Iterator[tuple[str, Document]]:
-    """(split, document) in the order of the source of a `data` node: see `Source.documents`."""
-    return Source(config).documents(split=split)
-
-
-def sample(config: Mapping, megabytes: float) -> Iterator[str]:
-    """Training texts of a `data` node, about `megabytes` of them from all over the source."""
-    return Source(config).sample(megabytes)
 
 
 def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object] | None = None) -> tokenizers.Tokenizer:

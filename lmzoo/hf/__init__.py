@@ -19,7 +19,7 @@ from ..errors import UserError
 from . import architectures, weights
 from .tokenizer import quiet, read_tokenizer, transformers, write_tokenizer
 
-__all__ = ["check_folder", "from_hf", "is_hf_folder", "read_config", "read_tokenizer", "to_hf", "write_tokenizer"]
+__all__ = ["check_folder", "from_hf", "is_hf_folder", "read_tokenizer", "to_hf", "write_tokenizer"]
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +30,6 @@ def is_hf_folder(path: str | Path) -> bool:
         return "model_type" in json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
-
-
-def read_config(folder: str | Path) -> dict:
-    """Our model config of a Hugging Face folder, as `lmzoo.build` takes it; no weights are read.
-
-    Raises UserError for what is no such folder, and for an architecture that lmzoo doesn't have.
-    """
-    return architectures.read(_config(folder).to_dict())[1]
 
 
 def from_hf(source) -> nn.Module:

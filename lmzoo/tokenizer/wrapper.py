@@ -114,7 +114,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text: nothing is added, and no special token is read out of it."""
-        return self.encode_batch([text])[0]
+        return next(self.encode_each([text]))
 
     def encode_special(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids of a text in which the names of special tokens are those tokens, and the (begin, end) characters of
@@ -126,12 +126,8 @@ class Tokenizer:
             self._tokenizer.encode_special_tokens = True
         return encoded.ids, encoded.offsets
 
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """`encode` of each text, on all cores."""
-        return list(self.encode_each(texts))
-
     def encode_each(self, texts: list[str]) -> Iterator[list[int]]:
-        """The same, as lists that can go one by one: numbers that are used while they are warm cost less."""
+        """`encode` of each text, on all cores; one by one: numbers that are used while they are warm cost less."""
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)  # without offsets
         for text, encoded in zip(texts, found, strict=True):
             ids = encoded.ids
