@@ -95,7 +95,7 @@ def picture(found: list[Study], file: Path) -> None:
     left.legend(fontsize="small")
     for place, warmup in enumerate(WARMUPS):
         right.barh([i + 0.4 * place for i in range(len(found))], [one.losses[warmup] for one in found], 0.38,
-                   label=f"{warmup}" if warmup == "warm-up" else "no warm-up")  # fmt: skip
+                   label=warmup if warmup == "warm-up" else "no warm-up")  # fmt: skip
     right.set_yticks([i + 0.2 for i in range(len(found))], [one.name for one in found])
     right.invert_yaxis()
     right.set(xlabel="validation loss, nats per token")

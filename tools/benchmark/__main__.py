@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def measure(name: str, given: argparse.Namespace) -> str:
         print(row, file=sys.stderr, flush=True)
         rows.append(row)
     if given.json:
-        given.json.write_text(json.dumps([row.record() for row in rows], indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     return "\n".join(map(str, rows))
 
 

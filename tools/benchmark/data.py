@@ -39,8 +39,8 @@ from lmzoo import UserError, compose, data, parts
 from lmzoo.tokenizer import load, sample, train_bpe
 
 from .measure import Row, by_turns, disk, peak_memory, positive, ratio, spread
+from .train import FAMILIES
 
-FAMILIES = {"gpt": "clm", "bert": "mlm", "t5": "span_corruption"}
 VOCABULARY, TRAINED_MB = 16_000, 4
 SHORTEST, LONGEST = 200, 8000  # characters of a document
 LARGER = 10  # times the text, for the peak of memory

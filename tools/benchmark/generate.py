@@ -41,7 +41,7 @@ def run(given: argparse.Namespace) -> Iterator[Row]:
         try:
             ours, theirs = nets(family, given.size)
         except ImportError as error:
-            yield Row(f"{family}", "transformers", note=f"skipped: {error} (pip install 'lmzoo[bench]')")
+            yield Row(family, "transformers", note=f"skipped: {error} (pip install 'lmzoo[bench]')")
             return
         for batch in given.batch:
             prompts = torch.randint(ours.vocab_size, (batch, given.prompt), generator=torch.Generator().manual_seed(0))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 # A process remembers the memory of the one that started it, so the command is started from one that holds next to none.
@@ -53,10 +53,6 @@ class Row:
     first_s: float | None = None  # until the first step was done
     mfu: float | None = None
     note: str = ""
-
-    def record(self) -> dict:
-        """The row as JSON takes it."""
-        return asdict(self)
 
     def __str__(self) -> str:
         numbers = [f"{self.tokens_per_s:,.0f} tokens/s"] if self.tokens_per_s else []

@@ -62,8 +62,6 @@ def shape(axis: str, size: int) -> dict[str, int]:
 
 def axis_rows(axis: str, device: str, given: argparse.Namespace, folder: Path) -> list[tuple[int, Row, float]]:
     """(size, what was measured, FLOPs of a token) along one axis."""
-    from lmzoo.plan import find_peak
-
     from .arm import DTYPES
 
     arms = {size: train.start_ours(
@@ -71,7 +69,7 @@ def axis_rows(axis: str, device: str, given: argparse.Namespace, folder: Path) -
     ) for size in AXES[axis]}  # fmt: skip
     ceilings: list[float] = []
     turns = {size: partial(arm.take, given.steps) for size, arm in arms.items()}
-    turns["ceiling"] = lambda: ceilings.append(train.ceiling(device, DTYPES[given.dtype], find_peak))
+    turns["ceiling"] = lambda: ceilings.append(train.ceiling(device, DTYPES[given.dtype]))
     times = by_turns(turns, given.rounds)
     for arm in arms.values():
         arm.end()

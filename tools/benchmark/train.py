@@ -94,12 +94,12 @@ class Arm:
     def name(self) -> str:
         return self.library + " compiled" * self.compile + " keep_memory" * self.keep
 
-    def start(self, environment: dict[str, str]) -> dict:
-        """Run it up to the end of its first step; what it says of that."""
+    def start(self, environment: dict[str, str]) -> None:
+        """Run it up to the end of its first step, of which it has `said` something then."""
         command = [sys.executable, "-m", "lmzoo.tools.benchmark.arm", json.dumps(asdict(self))]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         stderr=subprocess.PIPE, env=environment)
-        return self.hear()
+        self.said = self.hear()
 
     def take(self, steps: int) -> None:
         print(steps, file=self.process.stdin, flush=True)
@@ -137,9 +137,9 @@ def start_ours(family: str, dtype: str, device: str, shape: dict, more: list[str
     """An arm of lmzoo as it comes, with `more` words, in a new folder `place`; its first steps are done."""
     from .arm import PRECISIONS
 
-    said = [*words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}", *more]
-    arm = Arm("lmzoo", family, dtype, False, device, shape, "", words=said)
-    arm.said = arm.start(environment("default", threads, place))
+    given = [*words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}", *more]
+    arm = Arm("lmzoo", family, dtype, False, device, shape, "", words=given)
+    arm.start(environment("default", threads, place))
     print(f"{family} {dtype} {place.name}: first step after {arm.said['first_s']:.1f} s", file=sys.stderr, flush=True)
     arm.take(WARM)
     return arm
@@ -182,13 +182,11 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
     """One family in one dtype: all arms."""
     import torch
 
-    from lmzoo.plan import find_peak
-
     from .arm import DTYPES, PRECISIONS
     from .peers import EXTRA, PEERS
 
     what, shape = f"{family} {dtype} {allocator}", SHAPES[device][family]
-    arms, first = [], {}
+    arms = []
     for library in ["lmzoo", *(name for name in given.peers if name in PEERS[family])]:
         kinds = [(False, False), *([] if given.no_compile else [(True, False)])]
         if library == "lmzoo" and allocator == "default" and device == "cpu":
@@ -198,17 +196,16 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
             place = folder / what.replace(" ", "-") / arm.name.replace(" ", "-")
             arm.words = [*words(family, shape, device, place), f"trainer.precision={PRECISIONS[dtype]}",
                          f"compile={compiled}", f"trainer.keep_memory={keep}"]
-            said = arm.start(environment(allocator, given.threads, place))
-            if "missing" in said:
-                yield Row(what, arm.name, family, dtype, note=f"skipped: {said['missing']} ({EXTRA})")
+            arm.start(environment(allocator, given.threads, place))
+            if "missing" in arm.said:
+                yield Row(what, arm.name, family, dtype, note=f"skipped: {arm.said['missing']} ({EXTRA})")
                 arm.end()
                 break
-            print(f"{what} {arm.name}: first step after {said['first_s']:.1f} s", file=sys.stderr, flush=True)
+            print(f"{what} {arm.name}: first step after {arm.said['first_s']:.1f} s", file=sys.stderr, flush=True)
             arms.append(arm)
-            first[arm.name] = said
     ceilings: list[float] = []
     turns = {arm.name: partial(arm.take, given.steps) for arm in arms}
-    turns["ceiling"] = lambda: ceilings.append(ceiling(device, DTYPES[dtype], find_peak))
+    turns["ceiling"] = lambda: ceilings.append(ceiling(device, DTYPES[dtype]))
     for arm in arms:
         arm.take(WARM)
     seconds = {name: [spent / given.steps for spent in times] for name, times in by_turns(turns, given.rounds).items()}
@@ -218,9 +215,8 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
     peers = [arm.name for arm in arms if arm.library != "lmzoo"]
     best = min(peers, key=lambda name: spread(seconds[name])[0], default=None)
     for arm in arms:
-        time, said = spread(seconds[arm.name]), first[arm.name]
-        notes = [f"loss {said['loss']:.2f}", f"{said['attention']} attention"] if "attention" in said else [
-            f"loss {said['loss']:.2f}"]
+        time, said = spread(seconds[arm.name]), arm.said
+        notes = [f"loss {said['loss']:.2f}", *([f"{said['attention']} attention"] if "attention" in said else [])]
         if arm.library == "lmzoo":
             pairs = zip(("transformers", best), WANTED[family, dtype], strict=True)
             notes += [f"{other} / this: {ratio(seconds[other], seconds[arm.name], wanted)}" for other, wanted in pairs
@@ -230,9 +226,11 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
     yield Row(what, "ceiling", family, dtype, note=f"{max(ceilings) / 1e12:.2f} TFLOP/s in a matrix product")
 
 
-def ceiling(device: str, dtype, find_peak) -> float:
+def ceiling(device: str, dtype) -> float:
     """FLOP/s of a matrix product: a data sheet's on a GPU, the best of some on a CPU."""
     import torch
+
+    from lmzoo.plan import find_peak
 
     return max(find_peak(torch.device(device), dtype)[0] or float("nan") for _ in range(20))
 
