@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from ..errors import UserError
+from ..signatures import belongs
 
 TRUSTED = ("lmzoo.blocks", "lmzoo.models", "torch.nn")  # of what these define: each nn.Module, and
 INIT = "lmzoo.blocks.init"  # what fills one
@@ -60,17 +61,13 @@ def _leaves(node: object, key: str) -> Iterable[tuple[str, object]]:
 def _check_target(key: str, target: object, trust: tuple[str, ...]) -> None:
     refusal = f"{key}={target!r} is no part of lmzoo or torch.nn: name its module in trust=[...] if you trust its code"
     packages = [module.partition(".")[0] for module in trust]
-    if not isinstance(target, str) or not _belongs(target, (*TRUSTED, *packages)):
+    if not isinstance(target, str) or not belongs(target, (*TRUSTED, *packages)):
         raise UserError(refusal)  # before resolving, which would import whatever the name says
     try:
         found = get_object(target)
     except Exception as error:
         raise UserError(f"{key}={target!r} does not exist: {str(error).splitlines()[0]}") from error
     module = str(getattr(found, "__module__", None))
-    a_part = isinstance(found, type) and issubclass(found, nn.Module) or _belongs(module, [INIT])
-    if not (_belongs(module, TRUSTED) and a_part or _belongs(module, trust)):
+    a_part = isinstance(found, type) and issubclass(found, nn.Module) or belongs(module, [INIT])
+    if not (belongs(module, TRUSTED) and a_part or belongs(module, trust)):
         raise UserError(refusal)
-
-
-def _belongs(name: str, modules: Iterable[str]) -> bool:
-    return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -24,6 +24,7 @@ import numpy as np
 
 from .. import tokenizer as tokenizers
 from ..errors import UserError
+from ..literal import plain
 from . import duplicates
 from .bar import Progress
 from .cache import cache_dir, key, locked
@@ -31,7 +32,7 @@ from .duplicates import without
 from .labelled import names_in
 from .shardfile import AGAIN
 from .shards import SPLITS, Store, open_shard, read_meta, write_meta
-from .sources import FORMAT, Source, plain
+from .sources import FORMAT, Source
 from .workers import work
 
 DIGESTS, FIRST = "*.digests", "first"  # files that de-duplication leaves for a while

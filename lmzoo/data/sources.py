@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import UserError
+from ..literal import plain
 from .cache import cache_dir, key, locked, replacing
 from .labelled import Columns, Document
 from .opening import Piece, files, stat
@@ -30,12 +31,6 @@ class Unit(NamedTuple):
     word: str
     piece: Piece
     files: list[list]
-
-
-def plain(node):
-    from omegaconf import OmegaConf
-
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def fraction_of(text: str, use: bytes = b"split") -> float:
