@@ -16,19 +16,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import hydra
-import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from . import checks, ranks, sweep
-from .errors import UserError
+from .errors import STOPPED, UserError
 from .literal import prepared
 from .runs import finish
 from .schema import register
 
-STOPPED = 75  # EX_TEMPFAIL: a run that saved and left when it was told to go
 MULTIRUN = {"-m", "--multirun"}
 MISTAKES = (UserError, HydraException, OmegaConfBaseException, OSError)  # OSError: what the disk refuses
 
@@ -123,9 +121,8 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
 
 def manual(name: str, examples: str) -> str:
     """What `--help` prints: examples, the parts if there are some with their options, the words of `conf/NAME.yaml`."""
-    text = (checks.CONF / f"{name}.yaml").read_text(encoding="utf-8")
-    content = yaml.safe_load(text)
-    entries = [entry for entry in content["defaults"] if isinstance(entry, dict)]
+    text = checks.read(name)
+    entries = [entry for entry in checks.content(name)["defaults"] if isinstance(entry, dict)]
     chosen = {part.removeprefix("optional ") for entry in entries for part in entry}
     parts = [f"  {part}={', '.join(options)}" for part, options in checks.groups().items()
              if part.split("/")[0] in chosen - {"published", "recipe"}]

@@ -1,8 +1,10 @@
-"""The one error that a user is meant to read."""
+"""What ends a command with a line instead of a traceback, and how names and files come into such a line."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+STOPPED = 75  # EX_TEMPFAIL, the exit code that asks for a rerun: told to go, the command has kept what it had done
 
 
 class UserError(Exception):

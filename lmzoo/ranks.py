@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 from omegaconf import DictConfig
 
-from .errors import Interrupted
+from .errors import STOPPED, Interrupted
 from .literal import load, restore
 
 RANK_CONFIG = "LMZOO_RANK_CONFIG"
@@ -85,14 +85,14 @@ def hand_over(file: Path) -> None:
 
 @contextmanager
 def leaving() -> Iterator[None]:
-    """While a command prepares or ends, SIGTERM and SIGUSR1 end it with the code that asks for a rerun (75), and have
-    its job of SLURM queue itself again; in training they mean the same, once the step is done and saved."""
+    """While a command prepares or ends, SIGTERM and SIGUSR1 end it with the code that asks for a rerun, and have its
+    job of SLURM queue itself again; in training they mean the same, once the step is done and saved."""
 
     def leave(number: int, _: object) -> None:
         for each in earlier:
             signal.signal(each, signal.SIG_IGN)  # the process ends
         said = ["stopped by a signal outside of training; what was prepared is kept", requeue() * on_first_rank()]
-        raise Interrupted("\n".join(filter(None, said)), exit_code=75)
+        raise Interrupted("\n".join(filter(None, said)), exit_code=STOPPED)
 
     earlier = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:

@@ -26,8 +26,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from . import environment, parts, ranks, runs
-from .config import STOPPED, command
-from .errors import UserError, naming
+from .config import command
+from .errors import STOPPED, UserError, naming
 from .literal import plain, write
 from .literal import save as save_config
 

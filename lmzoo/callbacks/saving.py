@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.distributed.checkpoint import CheckpointException
 
 from ..checkpoint import link, names, read, remove, write, write_shares
-from ..errors import UserError
+from ..errors import STOPPED, UserError
 from .steps import last_step, validate, validation_due
 
 EARLIER = ("there is none yet", "the earlier ones stay")
@@ -202,7 +202,7 @@ class Preemption(Callback):
     All but Ctrl-C tell the command to `requeue` its job, if it is one of SLURM that was not cancelled.
     """
 
-    exit_code = 75  # EX_TEMPFAIL
+    exit_code = STOPPED
 
     def __init__(self):
         self.preempted = self.requeue = False
