@@ -23,10 +23,9 @@ def main() -> None:
 
 
 def job(config: DictConfig) -> None:
-    with ranks.leading():
-        report = parts.report(evaluate(config))
-        if ranks.on_first_rank():
-            print(report)
+    report = parts.report(evaluate(config))
+    if ranks.on_first_rank():
+        print(report)
 
 
 def evaluate(config: DictConfig) -> dict[str, float]:

@@ -53,7 +53,8 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
     checks.check_options(settings.runtime.choices)
     words = [word.lstrip("+~").partition("=")[0] for word in overrides]
     choices = settings.runtime.choices
-    if choices.get("sweep") and settings.mode is not None and settings.mode.name != "MULTIRUN":
+    mode = settings.mode and settings.mode.name  # None of what is composed in Python
+    if choices.get("sweep") and mode == "RUN":
         raise UserError(f"sweep={choices.sweep}: this is one run; add -m to make it a sweep")
     if name != "train" and not composed.ckpt:
         raise UserError("no ckpt: say ckpt=RUN (a checkpoint file, a run's folder, or last)")
@@ -70,15 +71,14 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
         config = last_length_wins(resumed(composed, words, choices), words)
     else:
         config = started(composed, words, choices)
-        in_sweep = settings.mode is not None and settings.mode.name == "MULTIRUN"
-        if in_sweep:
+        if mode == "MULTIRUN":
             label = choices.model or choices.task
             config.run_dir = escaped(str(Path(settings.sweep.dir, f"{settings.job.num}-{label}")))
             if config.logger.wandb.group is None:
                 config.logger.wandb.group = escaped(Path(settings.sweep.dir).name)
         elif config.run_dir is None:
             config.run_dir = fresh_folder(config.name)
-        if ranks.requeued() and not in_sweep and Path(config.run_dir, "checkpoints", "MANIFEST.json").exists():
+        if ranks.requeued() and mode != "MULTIRUN" and Path(config.run_dir, "checkpoints", "MANIFEST.json").exists():
             composed.ckpt = escaped(config.run_dir)
             config = with_words(composed, [], choices)
     if name == "train":
@@ -241,7 +241,7 @@ def with_words(typed: DictConfig, words: list[str], choices: Mapping) -> DictCon
     config.run_dir = escaped(str(folder)) if folder else fresh_folder(config.name)
     for word in words:
         if word in checks.groups():  # trainer=ddp: the words of that file, not its defaults
-            option = yaml.safe_load((checks.CONF / word / f"{choices[word]}.yaml").read_text(encoding="utf-8"))
+            option = checks.content(f"{word}/{choices[word]}")
             own = {key: value for key, value in option.items() if key != "defaults"}
             OmegaConf.update(config, word, own, merge=True)
         elif word != "ckpt":
