@@ -199,11 +199,9 @@ def histogram(documents: np.ndarray) -> list[str]:
 
 def draw(documents: np.ndarray, tokens: np.ndarray, row_length: int, file: Path) -> None:
     """A PNG of documents, and of all their tokens, by length; the length of a row as a line."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     last = int(np.flatnonzero(documents).max()) + 1
     above, below = figure.subplots(2, sharex=True)
     for axis, counts, counted in ((above, documents, "documents"), (below, tokens, "tokens")):

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import EngFormatter
@@ -123,7 +122,6 @@ def _drawable(text: str) -> bool:
 def _figure(height: float = 4.5) -> tuple[Figure, Axes]:
     """A figure without pyplot, so without a display and without state shared between runs; and its axes."""
     figure = Figure(figsize=(8, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.add_subplot()
 
 
