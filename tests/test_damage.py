@@ -7,7 +7,8 @@ import pytest
 
 from lmzoo.data import corpus as readers
 from lmzoo.data import preparation, sources, workers
-from lmzoo.data.preparation import prepare, prepare_tokenizer
+from lmzoo.data.mixture import prepare_tokenizer
+from lmzoo.data.preparation import prepare
 from lmzoo.errors import UserError
 from small_store import settings, texts
 from test_preparation import TOKENIZER, counted

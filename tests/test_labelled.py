@@ -10,7 +10,8 @@ import pytest
 from lmzoo.data import corpus, sources
 from lmzoo.data.corpus import Csv, Jsonl
 from lmzoo.data.labelled import Document, whole_texts
-from lmzoo.data.preparation import prepare, prepare_tokenizer, store_name
+from lmzoo.data.mixture import prepare_tokenizer
+from lmzoo.data.preparation import prepare, store_name
 from lmzoo.data.tables import Hub, Parquet, Saved
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte, train_wordpiece

@@ -95,7 +95,7 @@ def mixed_rows(folder):
 def test_workers_make_the_batches_that_the_process_itself_makes(tmp_path, context, workers):
     """Of a mixture of two stores of two shards each, documents fitted in rows, by each collator."""
     rows = mixed_rows(tmp_path)
-    windows = [Windows(rows.order(3), 8, 4) for _ in range(2)]
+    windows = [Windows(rows.order(3, by_length=False), 8, 4) for _ in range(2)]
     windows[0].step = windows[1].step = 3 * len(windows[0]) - 3
     dataset = Collated(rows, collate_thrice, seed=3)
     own, theirs = Loader(dataset, windows[0]), Loader(dataset, windows[1], workers, multiprocessing_context=context)

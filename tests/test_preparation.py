@@ -11,8 +11,9 @@ import pytest
 
 from lmzoo.data import corpus as readers
 from lmzoo.data import preparation, sources, workers
+from lmzoo.data.mixture import prepare_tokenizer
 from lmzoo.data.packing import JoinedRows
-from lmzoo.data.preparation import prepare, prepare_tokenizer
+from lmzoo.data.preparation import prepare
 from lmzoo.errors import UserError
 from lmzoo.tokenizer import byte
 from small_store import settings, texts

@@ -41,8 +41,8 @@ class DataModule(LightningDataModule):
         if self.automatic:
             self._micro_batch_size = None
         split_batch(self.batch_size, self._micro_batch_size, 1)  # refuse a pair that does not divide before any work
-        length, self.stride = collator.window(config["row_length"])
-        shape = config["packing"], length, self.stride
+        length, stride = collator.window(config["row_length"])
+        shape = config["packing"], length, stride
         few = config.get("per_class") and (config["per_class"], seed)
         self.rows = {split: _rows(store, split, *shape, few if split == "train" else None) for split in store.splits}
         for name, rows in self.rows["train"].sources.items() if "train" in self.rows else ():

@@ -28,10 +28,17 @@ BLOCK = 1024  # rows in which the shares are exact
 OF_A_SOURCE = re.compile(r"(?<![^\s(])data\.(?=(?:\w+_)?(?:path|column|fraction|field|name|config|reader)\b)")
 
 
-def nodes(data: Mapping) -> dict[str, Mapping]:
-    """The `data` node of each source of a mixture, by name, in the order that they have throughout."""
+def of_sources(config: Mapping) -> dict[str, dict]:
+    """A run's configuration for each source of a mixture by itself, by name, in the order that they have throughout."""
+    data, task = config["data"], config.get("task")
     shared = {word: data.get(word) for word in ("cache_dir", "processes")}
-    return {name: {**node, **shared} for name, node in sorted((data.get("sources") or {}).items())}
+    return {name: {"data": {**node, **shared}, "task": task}
+            for name, node in sorted((data.get("sources") or {}).items())}
+
+
+def weights_of(sources: Mapping[str, Mapping]) -> dict[str, float]:
+    """The weight of each of some sources."""
+    return {name: source["data"]["weight"] for name, source in sources.items()}
 
 
 def prepare(config: Mapping, tokenizer: Tokenizer, split: str | None = None,
@@ -40,23 +47,22 @@ def prepare(config: Mapping, tokenizer: Tokenizer, split: str | None = None,
 
     Each source is a store of its own: what `deduplicate` leaves out has come before in the same source.
     """
-    sources, stores = nodes(config["data"]), {}
+    sources, stores = of_sources(config), {}
     if not sources:
         return preparation.prepare(config, tokenizer, split, labels)
-    for name, node in sources.items():
+    for name, source in sources.items():
         with naming(name):
-            stores[name] = preparation.prepare({"data": node, "task": config.get("task")}, tokenizer, split, labels)
-    return Mixture(stores, {name: node["weight"] for name, node in sources.items()})
+            stores[name] = preparation.prepare(source, tokenizer, split, labels)
+    return Mixture(stores, weights_of(sources))
 
 
 def store_name(config: Mapping, tokenizer: Tokenizer) -> str:
     """The name of what a run trains on, as its files are now: that of the store, or of the mixture."""
-    sources = nodes(config["data"])
+    sources = of_sources(config)
     if not sources:
         return preparation.store_name(config, tokenizer)
-    names = {source: preparation.store_name({"data": node, "task": config.get("task")}, tokenizer)
-             for source, node in sources.items()}
-    return _name(names, {source: node["weight"] for source, node in sources.items()})
+    names = {name: preparation.store_name(source, tokenizer) for name, source in sources.items()}
+    return _name(names, weights_of(sources))
 
 
 def _name(stores: Mapping[str, str], weights: Mapping[str, float]) -> str:
@@ -70,7 +76,7 @@ def prepare_tokenizer(config: Mapping, say: Callable[[str], object] | None = Non
 
 def texts(config: Mapping) -> "Source | Texts":
     """Where the texts of a run come from, for its tokenizer."""
-    return Texts(config) if nodes(config["data"]) else preparation.source_of(config)
+    return Texts(config) if of_sources(config) else preparation.source_of(config)
 
 
 @contextmanager
@@ -87,12 +93,13 @@ class Texts:
     """What a tokenizer is trained on: training texts of all sources, in the proportion of their weights."""
 
     def __init__(self, config: Mapping):
-        of_data = nodes(config["data"])
-        self.sources, total = {}, math.fsum(node["weight"] for node in of_data.values())
-        self.shares = {name: node["weight"] / total for name, node in of_data.items()}
-        for name, node in of_data.items():
+        sources, self.sources = of_sources(config), {}
+        weights = weights_of(sources)
+        total = math.fsum(weights.values())
+        self.shares = {name: weight / total for name, weight in weights.items()}
+        for name, source in sources.items():
             with naming(name):
-                self.sources[name] = preparation.source_of({"data": node, "task": config.get("task")})
+                self.sources[name] = preparation.source_of(source)
 
     def identity(self) -> dict:
         """What the texts depend on, as plain types."""
@@ -169,7 +176,7 @@ class MixedRows(JoinedRows):
         super().__init__(mixture.sets("train"), packing, length, stride)
         self.weights = [mixture.weights[name] for name in self.sources]
 
-    def order(self, seed: int, by_length: bool = False) -> "Mixed":
+    def order(self, seed: int, by_length: bool) -> "Mixed":
         """Which rows a step of training reads; a mixture keeps its shares, whatever the lengths are."""
         return Mixed(list(map(len, self.sources.values())), self.weights, seed)
 

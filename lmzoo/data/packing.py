@@ -49,7 +49,7 @@ class Rows:
         """Whether rows are documents, and so of many lengths."""
         return self.stride is None
 
-    def order(self, seed: int, by_length: bool = True) -> Shuffled:
+    def order(self, seed: int, by_length: bool) -> Shuffled:
         """Which rows a step of training reads; `by_length`: if rows are of many, those of like length share a step."""
         return Alike(len(self), seed, self.lengths) if by_length and self.unequal else Shuffled(len(self), seed)
 
@@ -146,7 +146,7 @@ class JoinedRows:
     """
 
     def __init__(self, sets: Mapping[str | None, Split], packing: str, length: int, stride: int | None):
-        self.split, self.packing, self.length, self.stride = Joined(list(sets.values())), packing, length, stride
+        self.split, self.packing, self.length = Joined(list(sets.values())), packing, length
         self.sources = {name: Rows(split, packing, length, stride) for name, split in sets.items()}
         self._rows = list(self.sources.values())
         self._starts = list(accumulate(map(len, self._rows), initial=0))

@@ -42,9 +42,9 @@ VERIFIED_MB = 256  # a store up to this size is read through when it is opened; 
 log = logging.getLogger(__name__)
 
 
-def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object] | None = None) -> tokenizers.Tokenizer:
+def prepare_tokenizer(config: Mapping, source, say: Callable[[str], object] | None = None) -> tokenizers.Tokenizer:
     """The tokenizer of a run (`config` is the whole): the one at `tokenizer.path`, else trained on training documents,
-    those of `source` (None: of the data; anything with `identity`, `sample` and `held_out_texts`).
+    those of `source`, which is anything with `identity`, `sample` and `held_out_texts`.
 
     A trained one is kept in the cache, so it is trained once for any number of runs and ranks; `say` then hears, as one
     line, what it makes of held-out text.
@@ -52,7 +52,6 @@ def prepare_tokenizer(config: Mapping, source=None, say: Callable[[str], object]
     node, data = config["tokenizer"], config["data"]
     if node.get("path"):
         return tokenizers.prepare(node, ())
-    source = source or source_of(config)
     kept = cache_dir(data) / "tokenizers" / f"{key(source.identity(), plain(node))}.json"
     if _fault(kept, read_meta) is not None:
         with locked(kept):
