@@ -27,8 +27,7 @@ def inputs(net: nn.Module) -> list[str]:
     """What a program of `net` takes, all of them rows of int64: (B, T), of a decoder's beside an encoder (B, S)."""
     if net.family == "encoder-decoder":
         return ["input_ids", "attention_mask", "decoder_input_ids"]
-    has_types = net.embed.types is not None and net.embed.types.num_embeddings > 1
-    return ["input_ids", "attention_mask"] + ["token_type_ids"] * has_types
+    return ["input_ids", "attention_mask"] + ["token_type_ids"] * net.embed.tells_pairs
 
 
 def sizes(net: nn.Module) -> dict[str, dict]:

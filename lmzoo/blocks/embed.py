@@ -34,6 +34,11 @@ class Embed(nn.Module):
         self.norm = nn.Identity() if norm is None else norm(d_model)
         self.drop = nn.Dropout(dropout)
 
+    @property
+    def tells_pairs(self) -> bool:
+        """Whether there is a type for the second text of a pair."""
+        return self.types is not None and self.types.num_embeddings > 1
+
     def forward(
         self, input_ids: Tensor, position: Position, positions: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:

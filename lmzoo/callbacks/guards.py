@@ -43,7 +43,7 @@ class Guard(Callback):
             return
         self.in_a_row += 1
         step = trainer.global_step
-        places = gathered(first_place(trainer, task, window, step - 1))
+        places = of_all_ranks(first_place(trainer, task, window, step - 1))
         weights = outputs["nonfinite"]
         of_gradient = f"the gradient of {weights[-1]}" if weights else "the gradient's norm, which overflows"
         place = next(filter(None, places), of_gradient)
@@ -80,10 +80,10 @@ def first_place(trainer: Trainer, task: LightningModule, window: Sequence[dict],
     return next(iter(found), None)
 
 
-def gathered(place: str | None) -> list[str | None]:
-    """What each rank says."""
+def of_all_ranks(said: object) -> list:
+    """What each rank says, to be called on all."""
     if not dist.is_initialized():
-        return [place]
-    places = [None] * dist.get_world_size()
-    dist.all_gather_object(places, place)
-    return places
+        return [said]
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, said)
+    return found

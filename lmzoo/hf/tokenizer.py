@@ -65,7 +65,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, net) -> None:
     """The files that transformers' AutoTokenizer reads: every role set, and for a text the ids that `net` reads."""
     names = {role: tokenizer.token(id) for role in ("bos", "eos", "pad", "unk", "mask")
              if (id := getattr(tokenizer, role)) is not None}  # fmt: skip
-    has_types = net.family == "encoder" and net.embed.types is not None and net.embed.types.num_embeddings > 1
+    has_types = net.family == "encoder" and net.embed.tells_pairs
     own = json.loads(tokenizer.json)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
