@@ -8,30 +8,26 @@ What a conversation is as a text, its chat template says (`lmzoo/tokenizer/chat.
 """
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ..blocks.loss import IGNORED
 from .base import kept, stack
+from .downstream import DocumentsInRows
 from .seq2seq import Seq2Seq
 
 
-class Turns:
-    """Collator: a conversation a row, which the data has cut to the row's length."""
+class Turns(DocumentsInRows):
+    """Collator: a conversation a row."""
 
     def __init__(self, pad: int):
         self.pad = pad
-
-    def window(self, row_length: int) -> tuple[int, None]:
-        """How many tokens a row reads; no stride, as a row is a document."""
-        return row_length, None
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Conversations (n,) -> input_ids, attention_mask, labels (B, T), sample (B,): the row's place in its split."""
         inputs = [row["tokens"][:-1] for row in examples]
         labels = [np.where(row["written"][1:], row["tokens"][1:], IGNORED) for row in examples]
         return {"input_ids": stack(inputs, self.pad), "attention_mask": kept(inputs),
-                "labels": stack(labels, IGNORED), "sample": torch.tensor([row["key"][2] for row in examples])}
+                "labels": stack(labels, IGNORED), "sample": self.samples(examples)}
 
 
 class Chat(Seq2Seq):

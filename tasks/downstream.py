@@ -9,32 +9,42 @@ import math
 import textwrap
 import warnings
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from ..blocks.loss import IGNORED
+from ..callbacks.guards import of_all_ranks
 from ..errors import UserError, few
 from ..literal import write
 from .base import Task, kept, stack, wrap
 
 SHOWN = 25  # texts of a validation, of which `show` takes some
 
-class Labelled:
-    """Collator: one document a row, which the data has cut to the row's length, its eos kept.
+
+class DocumentsInRows:
+    """What collators share that read a document a row, which the data has cut to the row's length."""
+
+    def window(self, row_length: int) -> tuple[int, None]:
+        """How many tokens a row reads; no stride, as a row is a document."""
+        return row_length, None
+
+    def samples(self, examples: list[dict]) -> Tensor:
+        """The place of each row in its split, (B,)."""
+        return torch.tensor([row["key"][2] for row in examples])
+
+
+class Labelled(DocumentsInRows):
+    """Collator: one document a row, its eos kept, and labels.
 
     types: whether the net has token types, for the texts of pairs; n_classes: of documents with any number of them.
     """
 
     def __init__(self, pad: int, types: bool = False, n_classes: int = 0):
         self.pad, self.types, self.n_classes = pad, types, n_classes
-
-    def window(self, row_length: int) -> tuple[int, None]:
-        """How many tokens a row reads; no stride, as a row is a document."""
-        return row_length, None
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Documents (n,) -> input_ids, attention_mask (B, T), sample (B,): the row's place in its split; labels.
@@ -46,7 +56,7 @@ class Labelled:
         batch = {
             "input_ids": stack(rows, self.pad),
             "attention_mask": kept(rows),
-            "sample": torch.tensor([row["key"][2] for row in examples]),
+            "sample": self.samples(examples),
         }
         if any("second" in row for row in examples):
             batch["second"] = torch.tensor([row.get("second", len(row["tokens"])) for row in examples])
@@ -91,11 +101,8 @@ class Documents(Task):
     def on_test_epoch_end(self) -> None:
         """Log the metrics, and write predictions.jsonl: every text of the split once, in the split's order."""
         super().on_test_epoch_end()
-        if self.trainer.world_size > 1:
-            parts: list = [None] * self.trainer.world_size
-            dist.all_gather_object(parts, self.predictions)
-            self.predictions = [prediction for part in parts for prediction in part]
-        self.predictions.sort(key=lambda prediction: prediction[0])
+        predictions = chain.from_iterable(of_all_ranks(self.predictions))
+        self.predictions = sorted(predictions, key=lambda prediction: prediction[0])
         if self.trainer.is_global_zero:
             records = [record for _, record in self.predictions]
             write_lines(Path(self.trainer.default_root_dir) / "predictions.jsonl", records)
@@ -112,7 +119,7 @@ class Downstream(Documents):
         super().__init__(net, tokenizer, *args, **settings)
         if net.family == "encoder-decoder":
             tokenizer.require("start", task=type(self).__module__.rpartition(".")[2])
-        types = net.family != "encoder-decoder" and net.embed.types is not None and net.embed.types.num_embeddings > 1
+        types = net.family != "encoder-decoder" and net.embed.tells_pairs
         self.n_outputs = net.head.out.out_features
         self.collator = Labelled(tokenizer.pad or 0, types, self.n_outputs)
         self.labels: list[str] = []
@@ -153,11 +160,8 @@ class Downstream(Documents):
         if self.net.family == "encoder-decoder":
             start = torch.full_like(ids[:, :1], self.tokenizer.start)
             return self.net(ids, mask, start, readout=lambda head, hidden: head(hidden)).float()
-        return self.net(ids, mask, readout=lambda head, hidden: head(hidden, mask), **self.types(batch)).float()
-
-    def types(self, batch: dict) -> dict[str, Tensor]:
-        """The token types of a batch of pairs, where the net has any."""
-        return {name: batch[name] for name in ("token_type_ids",) if name in batch}
+        types = batch.get("token_type_ids")  # of pairs, where the net has any
+        return self.net(ids, mask, token_type_ids=types, readout=lambda head, hidden: head(hidden, mask)).float()
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         return self.judged(self.logits(batch), batch)

@@ -20,23 +20,19 @@ from ..blocks.loss import IGNORED
 from ..decoding import generate
 from ..errors import UserError
 from .base import kept, stack, wrap
-from .downstream import Documents, tokens
+from .downstream import Documents, DocumentsInRows, tokens
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
 
-class TextToText:
-    """Collator: both texts of a document, which the data has cut to the row's length together.
+class TextToText(DocumentsInRows):
+    """Collator: both texts of a document, which are cut together.
 
     start: what an encoder-decoder's decoder begins with, None for a decoder; bos: whether documents begin with one.
     """
 
     def __init__(self, pad: int, start: int | None, bos: bool):
         self.pad, self.start, self.bos = pad, start, bos
-
-    def window(self, row_length: int) -> tuple[int, None]:
-        """How many tokens a row reads; no stride, as a row is a document."""
-        return row_length, None
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Documents (n,) -> input_ids, attention_mask (B, S), labels (B, T), sample (B,): the row's place in its split;
@@ -53,7 +49,7 @@ class TextToText:
             sides = {"": [text[self.bos :] for text in texts],
                      "decoder_": [np.insert(tokens[:-1], 0, self.start) for tokens in written]}  # fmt: skip
             labels = written
-        batch = {"labels": stack(labels, IGNORED), "sample": torch.tensor([row["key"][2] for row in examples])}
+        batch = {"labels": stack(labels, IGNORED), "sample": self.samples(examples)}
         for side, rows in sides.items():
             batch |= {f"{side}input_ids": stack(rows, self.pad), f"{side}attention_mask": kept(rows)}
         return batch
@@ -96,7 +92,7 @@ class Seq2Seq(Documents):
 
     def setup(self, stage: str) -> None:
         self.tell_cut("; what is to be written is learned and compared as far as a row holds it")
-        if hasattr(self.trainer.strategy, "shard") and self.n_answers:
+        if not self.can_write and self.n_answers:
             self.warn_once("trainer=fsdp: answers are neither written nor compared; evaluate the run on one device")
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
@@ -117,7 +113,7 @@ class Seq2Seq(Documents):
         """Add a batch's sums, and compare the answers to its `chosen` (B,) rows."""
         chosen = chosen & (batch["labels"] != IGNORED).any(1)  # a filler has no targets
         sums = dict.fromkeys(self.summed, 0.0) | self.loss(batch)
-        if chosen.any() and self.answering("test"):
+        if chosen.any() and self.can_write:
             records = self.answered({name: rows[chosen] for name, rows in batch.items() if isinstance(rows, Tensor)})
             sums |= self.judged(*([record[name] for record in records] for name in ("prediction", "target")))
             self.predictions += zip(batch["sample"][chosen].tolist(), records, strict=True)
@@ -176,9 +172,14 @@ class Seq2Seq(Documents):
         """The ids before the first eos."""
         return ids[: ids.index(self.eos)] if self.eos in ids else ids
 
+    @property
+    def can_write(self) -> bool:
+        """Whether the net can write answers: ranks that hold a share of it each would wait for each other."""
+        return not hasattr(self.trainer.strategy, "shard")
+
     def answering(self, split: str) -> bool:
-        """Whether the net writes for texts of a split; ranks that hold a share of it each would wait for each other."""
-        return not hasattr(self.trainer.strategy, "shard") and (split.startswith("test") or self.n_answers > 0)
+        """Whether the net writes for texts of a split."""
+        return self.can_write and (split.startswith("test") or self.n_answers > 0)
 
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """And of what was written the shares of exact matches, ROUGE, and of a whole split BLEU."""
