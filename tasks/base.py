@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from ..blocks.loss import IGNORED, cross_entropy
+from ..blocks.loss import IGNORED, cross_entropy, perplexity
 from ..decoding.filling import blanked
 from ..optim import build as build_optimizer
 from ..optim import freeze
@@ -110,8 +110,7 @@ class Task(LightningModule):
         accuracy."""
         targets = max(sums["targets"], 1)
         nats = sums["nll"] / targets
-        perplexity = math.exp(nats) if nats < 700 else math.inf
-        return {"loss": nats, "perplexity": perplexity, "accuracy": sums["correct"] / targets}
+        return {"loss": nats, "perplexity": perplexity(nats), "accuracy": sums["correct"] / targets}
 
     def show(self) -> str:
         """What was learned, in plain text of at most 100 columns."""

@@ -33,9 +33,9 @@ class Masking:
         ordinary: np.ndarray,
         mask: int,
         pad: int,
-        rate: float = 0.15,
-        masked: float = 0.8,
-        random: float = 0.1,
+        rate: float,
+        masked: float,
+        random: float,
         whole_word: bool = False,
         isolate: bool = False,
     ):

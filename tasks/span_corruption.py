@@ -36,8 +36,8 @@ class Corruption:
         start: int,
         eos: int,
         pad: int,
-        density: float = 0.15,
-        mean_span: float = 3.0,
+        density: float,
+        mean_span: float,
         anywhere: bool = False,
     ):
         if not 0 < density < 1:

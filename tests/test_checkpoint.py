@@ -141,12 +141,12 @@ class Classifier(nn.Module):
 def test_load_weights_takes_a_new_head_and_reports():
     old, net = Classifier(4, 7), Classifier(4, 3)
     head = net.head.weight.clone()
-    report = checkpoint.load_weights(net, old.state_dict())
+    report = checkpoint.load_weights(net, old.state_dict(), new=("head",))
     assert torch.equal(net.embed.weight, old.embed.weight) and torch.equal(net.body.weight, old.body.weight)
     assert torch.equal(net.head.weight, head)
     assert set(report.loaded) == {"embed.weight", "body.weight", "body.bias"}
     assert report.missing == report.unexpected == ["head.weight", "head.bias"]
-    without = checkpoint.load_weights(Classifier(4), old.state_dict())
+    without = checkpoint.load_weights(Classifier(4), old.state_dict(), new=("head",))
     assert (without.missing, without.unexpected) == ([], ["head.weight", "head.bias"])
 
 
@@ -165,7 +165,7 @@ def test_load_weights_names_what_does_not_fit_and_copies_nothing(change, named):
     before = {k: v.clone() for k, v in net.state_dict().items()}
     change(state)
     with pytest.raises(UserError, match=named):
-        checkpoint.load_weights(net, state)
+        checkpoint.load_weights(net, state, new=("head",))
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 
@@ -185,7 +185,7 @@ def test_a_vocabulary_grows_into_its_spare_rows_and_beyond(n_ids, n_new, size):
 
 def test_tied_weights_stay_tied():
     net = lmzoo.build(GPT)
-    checkpoint.load_weights(net, lmzoo.build(GPT).state_dict())
+    checkpoint.load_weights(net, lmzoo.build(GPT).state_dict(), new=())
     with torch.no_grad():
         net.embed.tokens.weight.zero_()
     assert not net.head(torch.ones(1, 16)).any()

@@ -75,8 +75,8 @@ def test_a_loader_goes_on_where_its_state_says(dataset, workers):
 
 def collators():
     ordinary = np.arange(512) > 3
-    return (Shift(0, isolate=True, fit=True), Masking(ordinary, 3, 0, whole_word=True),
-            Corruption(range(511, 400, -1), 0, 2, 0))
+    return (Shift(0, isolate=True, fit=True), Masking(ordinary, 3, 0, 0.15, 0.8, 0.1, whole_word=True),
+            Corruption(range(511, 400, -1), 0, 2, 0, 0.15, 3.0))
 
 
 def collate_thrice(examples):

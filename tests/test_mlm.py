@@ -18,7 +18,7 @@ ORDINARY = ~np.isin(np.arange(VOCABULARY), SPECIAL)
 
 
 def masking(**settings):
-    return Masking(ORDINARY, mask=MASK, pad=PAD, **settings)
+    return Masking(ORDINARY, mask=MASK, pad=PAD, **{"rate": 0.15, "masked": 0.8, "random": 0.1} | settings)
 
 
 def example(tokens, key=(0, 0, 0), **more):

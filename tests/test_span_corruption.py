@@ -17,8 +17,9 @@ PAD, EOS, START = 0, 1, 0
 SENTINELS = list(range(999, 899, -1))  # <extra_id_0> is 999, as in T5 the last id
 
 
-def corruption(**settings):
-    return Corruption(SENTINELS, START, EOS, PAD, **settings)
+def corruption(kind=Corruption, **settings):
+    usual = {"sentinels": SENTINELS, "start": START, "eos": EOS, "pad": PAD, "density": 0.15, "mean_span": 3.0}
+    return kind(**usual | settings)
 
 
 def example(tokens, key=(0, 0, 0)):
@@ -59,7 +60,7 @@ class Fixed(Corruption):
 def test_the_papers_example():
     """Figure 2: `Thank you for inviting me to your party last week .` with `for inviting` and `last` cut out."""
     thank, you, for_, inviting, me, to, your, party, last, week, stop = range(10, 21)
-    collate = Fixed(SENTINELS, START, EOS, PAD)
+    collate = corruption(Fixed)
     collate.hidden = [2, 3, 8]
     batch = collate([example([thank, you, for_, inviting, me, to, your, party, last, week, stop])])
     assert batch["input_ids"].tolist() == [[thank, you, 999, me, to, your, party, 998, week, stop, EOS]]
@@ -69,7 +70,7 @@ def test_the_papers_example():
 
 
 def test_span_at_the_first_and_at_the_last_token():
-    collate = Fixed(SENTINELS, START, EOS, PAD)
+    collate = corruption(Fixed)
     collate.hidden = [0, 3]
     batch = collate([example([10, 11, 12, 13])])
     assert batch["input_ids"].tolist() == [[999, 11, 12, 998, EOS]]
@@ -90,7 +91,7 @@ def test_masks_shift_alike_and_no_ignored_label_reaches_the_decoder():
 
 def test_pad_that_is_a_real_token_stays_one():
     """With pad = eos = start the masks still tell the row's length."""
-    batch = Corruption(SENTINELS, start=1, eos=1, pad=1)([example([1, 10, 1, 1]), example(range(10, 40))])
+    batch = corruption(start=1, eos=1, pad=1)([example([1, 10, 1, 1]), example(range(10, 40))])
     assert batch["attention_mask"].sum(1).tolist()[0] == 5
     assert (batch["labels"][0] != -100).sum() == 3
 
@@ -200,7 +201,7 @@ def test_rows_of_a_batch_are_what_they_are_alone():
 
 
 def test_too_few_sentinels_are_refused_at_the_start():
-    few = Corruption(SENTINELS[:5], START, EOS, PAD)
+    few = corruption(sentinels=SENTINELS[:5])
     few.window(90)
     with pytest.raises(UserError, match=r"512 tokens hold 28 spans, but the tokenizer has 5 sentinels"):
         few.window(512)

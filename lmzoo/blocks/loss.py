@@ -7,6 +7,7 @@ The label smoothing is that of Szegedy et al. 2015 (arXiv:1512.00567), the z-los
 arXiv:2204.02311).
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import repeat
 
@@ -17,6 +18,11 @@ from torch.autograd.function import once_differentiable
 IGNORED = -100  # the label of a position that is no target
 CACHED = 128  # rows of logits that a CPU's cache holds in fp32, so that only products go to memory for them
 ROWS = {"cpu": 1024, "cuda": 4096}  # of a chunk: few logits, but a sum of the weights' gradients for each chunk
+
+
+def perplexity(nats: float) -> float:
+    """e^nats of a mean over targets; infinite where no float holds it."""
+    return math.exp(nats) if nats < 700 else math.inf
 
 
 def cross_entropy(

@@ -132,7 +132,7 @@ class Report:
         return "; ".join(parts)
 
 
-def load_weights(net: nn.Module, state: Mapping[str, torch.Tensor], new: Sequence[str] = ("head",)) -> Report:
+def load_weights(net: nn.Module, state: Mapping[str, torch.Tensor], new: Sequence[str]) -> Report:
     """Copies `state` (the net's own keys) into `net` and reports what was loaded, is missing or is left over.
 
     Parts named in `new` may be missing, or left behind where the old one had another shape; tied weights stay tied.

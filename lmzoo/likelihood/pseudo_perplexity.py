@@ -5,12 +5,12 @@ read in the window that has the token in its middle. PPPL = exp(-the mean log-pr
 eos. It costs a forward pass for each token, and compares nets of one tokenizer.
 """
 
-import math
 from collections.abc import Iterator
 
 from torch import nn
 from tqdm import tqdm
 
+from ..blocks.loss import perplexity
 from .pairs import masked
 from .scoring import Row, score
 
@@ -35,7 +35,7 @@ class PseudoPerplexity:
             nats -= scored.log_probabilities.sum().item()
             correct, n = correct + int(scored.likeliest.sum()), n + 1
         loss = nats / n
-        return {"loss": loss, "pseudo_perplexity": math.exp(loss) if loss < 700 else math.inf, "accuracy": correct / n}
+        return {"loss": loss, "pseudo_perplexity": perplexity(loss), "accuracy": correct / n}
 
     def rows(self, net: nn.Module, documents) -> Iterator[Row]:
         tokenizer = net.tokenizer

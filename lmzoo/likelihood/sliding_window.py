@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torch import nn
 from tqdm import tqdm
 
-from ..blocks.loss import IGNORED
+from ..blocks.loss import IGNORED, perplexity
 from ..errors import UserError
 from .scoring import Row, score
 
@@ -45,7 +45,7 @@ class SlidingWindow:
                 n += len(scored.log_probabilities)
                 bar.update(len(scored.log_probabilities))
         loss = nats / n
-        return {"loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        return {"loss": loss, "perplexity": perplexity(loss),
                 "bits_per_byte": nats / (math.log(2) * documents.n_bytes)}  # fmt: skip
 
     def windows(self, documents, length: int) -> Iterator[Row]:
