@@ -15,8 +15,8 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "lmzoo": set(),
     "errors": set(),
     "blocks": set(),
-    "models": {"blocks", "decoding"},
-    "decoding": {"blocks", "choices", "tokenizer"},
+    "models": {"blocks", "decoding"},  # the latter where `generate` is called
+    "decoding": {"blocks", "choices", "models", "tokenizer"},
     "tokenizer": set(),
     "draws": set(),
     "environment": set(),

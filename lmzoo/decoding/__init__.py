@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..blocks.head import Pooler
 from ..choices import check_choices
 from ..errors import UserError
+from ..models.encoder import check_ids
 from .beams import Beams
 from .sampling import distribution, draw, penalise, uniforms
 from .telling import Teller
@@ -232,17 +233,6 @@ def check_length(model: nn.Module, length: int, max_new_tokens: int) -> None:
     if model.max_positions is not None and needed > model.max_positions:
         raise UserError(f"a prompt of {length} tokens and max_new_tokens={max_new_tokens} need {needed} positions, but "
                         f"the model has {model.max_positions}: make one of them shorter")  # fmt: skip
-
-
-def check_ids(ids: object, mask: object = None, name: str = "input_ids") -> None:
-    """Refuse what is no tensor (B, T) of ids, and a mask that is none of that shape."""
-    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
-        given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
-        raise UserError(f"{name}: give a tensor (B, T) of ids, rows of whole numbers, not {given}; "
-                        "model.tokenizer.encode(text) makes ids, torch.tensor([ids]) a row of them")  # fmt: skip
-    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
-        given = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
-        raise UserError(f"the mask of {name} must be a tensor of their shape {tuple(ids.shape)}, not {given}")
 
 
 def check_family(model: nn.Module, *families: str) -> str:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from ..blocks.head import Pooler
 from ..blocks.stack import Stack
-from ..decoding import check_ids
+from ..errors import UserError
 
 
 class Encoder(Stack):
@@ -73,6 +73,17 @@ class Encoder(Stack):
         hidden = self.embed(input_ids, self.positions[0], layout.q_positions, token_type_ids)
         hidden = self.run(hidden, layout, cache)
         return read_out(self.head, hidden, attention_mask, readout)
+
+
+def check_ids(ids: object, mask: object = None, name: str = "input_ids") -> None:
+    """Refuse what is no tensor (B, T) of ids, and a mask that is none of that shape."""
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point():
+        given = f"{ids.dtype} of shape {tuple(ids.shape)}" if isinstance(ids, Tensor) else f"a {type(ids).__name__}"
+        raise UserError(f"{name}: give a tensor (B, T) of ids, rows of whole numbers, not {given}; "
+                        "model.tokenizer.encode(text) makes ids, torch.tensor([ids]) a row of them")  # fmt: skip
+    if mask is not None and (not isinstance(mask, Tensor) or mask.shape != ids.shape):
+        given = f"of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+        raise UserError(f"the mask of {name} must be a tensor of their shape {tuple(ids.shape)}, not {given}")
 
 
 def read_out(head: nn.Module, hidden: Tensor, attention_mask: Tensor | None, readout=None) -> Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from ..blocks.cache import Cache
 from ..blocks.stack import Stack
-from ..decoding import check_ids
 from ..errors import UserError
-from .encoder import read_out
+from .encoder import check_ids, read_out
 
 
 class EncoderDecoder(nn.Module):
