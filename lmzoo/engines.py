@@ -1,6 +1,7 @@
 """How a net is spread over devices and how its arithmetic is run: FSDP2, activation checkpointing, compiled blocks.
 
-All three change a net in place and leave its keys as they are, so its checkpoints do not tell them apart.
+All three change a net in place and leave its keys as they are, so its checkpoints do not tell them apart. `keep_memory`
+is no matter of a net: it sets the allocator of the process.
 
 FSDP2 (Zhao et al. 2023, arXiv:2304.11277; ZeRO-3 of Rajbhandari et al. 2019, arXiv:1910.02054) gives each rank its
 slice of every weight, gradient and moment, and gathers a block's weights while that block runs. Each block is a group

@@ -19,7 +19,7 @@ OWN = ("path", "cache_dir", "processes")  # of a run's own data: what may be cha
 def completed(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfig:
     """What was typed beside `measure`, with the data of the run that `ckpt` names where no other is.
 
-    `words`: what was typed; `other`: whether the data is any other text than the run's own.
+    It carries the `words` that were typed, and as `other` whether the data is any other text than the run's own.
     """
     if not isinstance(typed.measure.get("_target_"), str):
         raise UserError(f"measure: say measure=NAME, one of {', '.join(checks.groups()['measure'])}")

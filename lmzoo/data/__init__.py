@@ -1,6 +1,7 @@
 """From files to training rows: a token stream that is a pure function of (corpus, tokenizer, settings, seed, step).
 
     corpus, tables, pydoc   readers: a path becomes a stream of documents, in constant memory
+    exercises        pairs of texts made up by a rule
     labelled         a document and its label, and which columns of a row they come from
     opening          files and their text, decompressed and decoded
     sources          what is read, in which parts, and the split of each document
