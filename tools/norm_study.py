@@ -98,7 +98,8 @@ def picture(found: list[Study], file: Path) -> None:
                    label=warmup if warmup == "warm-up" else "no warm-up")  # fmt: skip
     right.set_yticks([i + 0.2 for i in range(len(found))], [one.name for one in found])
     right.invert_yaxis()
-    right.set(xlabel="validation loss, nats per token")
+    losses = [loss for one in found for loss in one.losses.values()]
+    right.set(xlabel="validation loss, nats per token", xlim=(min(losses) - 0.3, max(losses) + 0.1))
     right.legend(fontsize="small")
     figure.savefig(file, dpi=120)
 

@@ -190,7 +190,7 @@ def table(family: str, dtype: str, allocator: str, device: str, batches: Path, f
     for library in ["lmzoo", *(name for name in given.peers if name in PEERS[family])]:
         kinds = [(False, False), *([] if given.no_compile else [(True, False)])]
         if library == "lmzoo" and allocator == "default" and device == "cpu":
-            kinds.append((False, True))  # as it comes
+            kinds += [(compiled, True) for compiled, _ in kinds]  # as it comes
         for compiled, keep in kinds:
             arm = Arm(library, family, dtype, compiled, device, shape, str(batches), keep)
             place = folder / what.replace(" ", "-") / arm.name.replace(" ", "-")
