@@ -20,7 +20,7 @@ import lmzoo
 from lmzoo import UserError, engines, parts
 from lmzoo.train import assemble
 
-WARMUPS = {"warm-up": [], "none": ["schedule.warmup_steps=0"]}
+WARMUPS = ("warm-up", "none")
 WORDS = ["model=gpt", "task=clm", "model/init=xavier", "trainer.max_steps=500", "trainer.val_every_n_steps=null"]
 
 
@@ -41,9 +41,9 @@ def study(words: list[str], depths: list[int], blocks: list[str], png: Path | No
     words = [*(word for word in WORDS if word.partition("=")[0] not in typed), *words]
     configs = {
         (block, depth): {
-            warmup: lmzoo.compose(*words, *more, f"model/block={block}", f"model.n_layers={depth}",
+            warmup: lmzoo.compose(*spoken(words, warmup), f"model/block={block}", f"model.n_layers={depth}",
                                   f"name={block}-{depth}-{warmup}")
-            for warmup, more in WARMUPS.items()
+            for warmup in WARMUPS
         }
         for block in blocks for depth in depths
     }  # fmt: skip
@@ -55,6 +55,13 @@ def study(words: list[str], depths: list[int], blocks: list[str], png: Path | No
     if png:
         picture(found, png)
     return table(found)
+
+
+def spoken(words: list[str], warmup: str) -> list[str]:
+    """The words of a run with the schedule's warm-up, or with none."""
+    if warmup == "warm-up":
+        return words
+    return [*(word for word in words if not word.startswith("schedule.warmup_")), "schedule.warmup_steps=0"]
 
 
 def gradient_norms(config) -> list[float]:
