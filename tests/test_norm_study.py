@@ -18,6 +18,12 @@ def test_the_norm_is_over_all_weights_of_a_block():
     assert norm_study.norm(block) == pytest.approx(7.0)
 
 
+def test_a_warm_up_of_ones_own_is_left_out_where_there_is_to_be_none():
+    words = ["schedule.warmup_fraction=0.3", "model=gpt"]
+    assert norm_study.spoken(words, "warm-up") == words
+    assert norm_study.spoken(words, "none") == ["model=gpt", "schedule.warmup_steps=0"]
+
+
 @pytest.mark.slow
 def test_a_small_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
