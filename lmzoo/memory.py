@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 
 from . import adapters, checkpoint, engines, optim
 from .blocks.head import Pooler
-from .blocks.loss import ROWS, cross_entropy
+from .blocks.loss import cross_entropy
 
 ENGINES = ("one device", "ddp", "fsdp")
 RECOMPUTE = ("none", "selective", "full")  # what activation checkpointing there is; quick first
@@ -119,11 +119,10 @@ def passes(
             sides["decoder_input_ids"] = decoder_length or length
         ids = {side: torch.zeros(rows, n, dtype=torch.long) for side, n in sides.items()}
         chosen = targets or rows * [*sides.values()][-1]
-        chunk = ROWS["cuda" if fused else "cpu"]
-        return run(net, ids, chosen, chunk, dtype if mixed else torch.float32)
+        return run(net, ids, chosen, "cuda" if fused else "cpu", dtype if mixed else torch.float32)
 
 
-def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dtype: torch.dtype) -> Passes:
+def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, device: str, dtype: torch.dtype) -> Passes:
     """Run a net on fakes, forward, through its head on so many `targets`, and backward through its last block."""
     for weight in net.parameters():
         weight.grad = torch.empty_like(weight) if weight.requires_grad else None  # the engine counts them
@@ -145,7 +144,7 @@ def run(net: nn.Module, inputs: dict[str, Tensor], targets: int, chunk: int, dty
         if isinstance(head, Pooler):
             return head(hidden).sum()
         rows = hidden.flatten(0, 1)[:targets]
-        return cross_entropy(head, rows, torch.zeros(len(rows), dtype=torch.long), chunk=chunk)["loss"]
+        return cross_entropy(head, rows, torch.zeros(len(rows), dtype=torch.long), device=device)["loss"]
 
     for block in engines.blocks(net):
         block.register_forward_pre_hook(enter)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 IGNORED = -100  # the label of a position that is no target
-CACHED = 128  # rows of logits that a CPU's cache holds in fp32, so that only products go to memory for them
 ROWS = {"cpu": 1024, "cuda": 4096}  # of a chunk: few logits, but a sum of the weights' gradients for each chunk
+FP32_ROWS = {"cpu": 128, "cuda": 512}  # of these in fp32 at a time: as many as a CPU's cache holds
 
 
 def perplexity(nats: float) -> float:
@@ -32,23 +32,25 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     chunk: int | None = None,
+    device: str | None = None,
 ) -> dict[str, Tensor]:
     """Sums over the rows whose label is not -100.
 
-    head: (N, D) -> (N, V); hidden: (N, D); labels: (N,); chunk: the most rows whose logits exist at once (None: ROWS).
+    head: (N, D) -> (N, V); hidden: (N, D); labels: (N,); chunk: the most rows whose logits exist at once (None: ROWS of
+    the `device`, which is that of `hidden` unless another's use of memory is to be seen).
     With p = softmax(logits), `loss` is the sum of (1 - s) * -log p[label] + s * mean over V of -log p + z * logZ^2 and
     carries the graph (also where there is no target: then it is 0 and its gradients are 0). The others carry none:
     `nll` is the sum of -log p[label] in nats, and `targets` counts the rows. Where no gradients are wanted, `correct`
     counts the rows whose largest logit is their label's. The logits are taken to fp32 first.
     """
-    kept, chunk = labels != IGNORED, chunk or ROWS.get(hidden.device.type, 1024)
+    device = device or hidden.device.type
+    kept, chunk, few = labels != IGNORED, chunk or ROWS.get(device, 1024), FP32_ROWS.get(device, 512)
     hidden, labels = hidden[kept], labels[kept]
     sums, weights, of_rows, of_weights = [], [], [], []
     for rows, targets in zip(hidden.split(chunk), labels.split(chunk), strict=True):
         rows = rows.detach().requires_grad_(torch.is_grad_enabled())
         logits = head(rows)
         weights = weights or list(leaves(logits, rows))
-        few = CACHED if logits.device.type == "cpu" else len(logits)
         slope = torch.empty_like(logits) if logits.requires_grad else None
         slopes = repeat(None) if slope is None else slope.split(few)
         for some in zip(logits.detach().split(few), targets.split(few), slopes, strict=False):
