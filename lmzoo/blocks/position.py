@@ -98,11 +98,11 @@ class Rotary(Position):
         return self.apply_turn(q, *turn), self.apply_turn(k, *turn)
 
     def turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (B or 1, 1, T, d_rotary) each, float32."""
+        """Cosines and sines of both halves, (B or 1, 1, T, d_rotary) each, float32; sines of the first are negative."""
         places = positions[:, None, :, None].float()  # whatever the default dtype: under bf16-true it is bfloat16
         angles = places * self.frequencies(positions.device)
-        angles = torch.cat([angles, angles], -1)
-        return angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
     def frequencies(self, device) -> Tensor:
         """By how much each pair turns from one position to the next, (d_rotary / 2,) of radians."""
@@ -112,7 +112,7 @@ class Rotary(Position):
         whole = self.d_rotary == x.shape[-1]
         part = x if whole else x[..., : self.d_rotary]
         first, second = part.chunk(2, -1)
-        turned = (part * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+        turned = torch.addcmul(part * cos, torch.cat([second, first], -1), sin).to(x.dtype)
         return turned if whole else torch.cat([turned, x[..., self.d_rotary :]], -1)
 
 
