@@ -94,7 +94,8 @@ class Classification(Downstream):
             "accuracy": MulticlassAccuracy(average="micro", **n),
             "f1": MulticlassF1Score(average="macro", **n),
             "f1_weighted": MulticlassF1Score(average="weighted", **n),
-            "mcc": MulticlassMatthewsCorrCoef(**n),
+            # of two classes alone torchmetrics makes something else than 0 of a net that always says the same
+            "mcc": MulticlassMatthewsCorrCoef(**n | {"num_classes": max(3, self.n_outputs)}),
             "auroc": AUROC(average="none", **n),
             "majority": Majority(**n),
         }

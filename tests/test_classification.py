@@ -6,6 +6,7 @@ Run as a script this file is one of two ranks that test one net on 7 texts.
 import math
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -200,6 +201,18 @@ def test_a_label_that_is_not_trained_on_is_refused():
     data.rows = {"train": held(labels=[first], numbers=[0] * 9), "test": held(labels=[third, first, second])}
     with pytest.raises(UserError, match=f"no text of train has the label '{third}', '{second}', which test has"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
+
+
+@pytest.mark.parametrize("said", [0, 1])
+def test_a_net_that_always_says_the_same_has_no_correlation(said):
+    """Of two classes, one of them rare: 0, as scikit-learn has it."""
+    two = SimpleNamespace(n_outputs=2)
+    metric = Classification.metrics_of(two, "class")["mcc"]
+    metric.update(F.one_hot(torch.full((20,), said), 2).float(), torch.tensor([1] + [0] * 19))
+    assert metric.compute() == 0
+    metric.reset()
+    metric.update(torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
+    assert metric.compute() == pytest.approx(0.5)  # (tp tn - fp fn) / sqrt(...) = 1 / sqrt(1 * 2 * 1 * 2)
 
 
 def test_metrics_of_one_label_by_hand(tmp_path):

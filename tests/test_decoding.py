@@ -140,7 +140,7 @@ def test_dropout_is_off_and_the_mode_comes_back():
 def test_up_to_the_last_learned_position():
     net, row = make("gpt"), ids(1, 20)
     assert generate(net, row, max_new_tokens=12).shape == (1, 32)
-    with pytest.raises(UserError, match="20 tokens and max_new_tokens=13 need 33 positions, but the model has 32"):
+    with pytest.raises(UserError, match="max_new_tokens=13: this takes 33 positions, but the model has 32"):
         generate(net, row, max_new_tokens=13)
     assert generate(make("gpt", position="rotary"), row, max_new_tokens=13).shape == (1, 33)
 

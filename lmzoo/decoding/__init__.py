@@ -228,11 +228,14 @@ def check_rows(model: nn.Module, rows: Tensor, mask: Tensor | None, max_new_toke
 
 def check_length(model: nn.Module, length: int, max_new_tokens: int) -> None:
     """Refuse a prompt of so many tokens if the positions of a model that generates do not reach to its answer's end."""
-    answers = model.family == "encoder-decoder"
-    needed = max(length, 1 + max_new_tokens) if answers else length + max_new_tokens
-    if model.max_positions is not None and needed > model.max_positions:
-        raise UserError(f"a prompt of {length} tokens and max_new_tokens={max_new_tokens} need {needed} positions, but "
-                        f"the model has {model.max_positions}: make one of them shorter")  # fmt: skip
+    if model.family == "encoder-decoder":  # it reads and writes in rows of their own
+        rows = {f"a prompt of {length} tokens": length, f"max_new_tokens={max_new_tokens}": 1 + max_new_tokens}
+    else:
+        rows = {f"a prompt of {length} tokens and max_new_tokens={max_new_tokens}": length + max_new_tokens}
+    for what, needed in rows.items():
+        if model.max_positions is not None and needed > model.max_positions:
+            raise UserError(f"{what}: this takes {needed} positions, but the model has {model.max_positions}: make it "
+                            "shorter")
 
 
 def check_family(model: nn.Module, *families: str) -> str:
