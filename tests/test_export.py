@@ -114,18 +114,19 @@ def test_nothing_is_left_of_an_export_that_fails(classifier_run, tmp_path, monke
 
 
 def test_a_part_of_ones_own_is_exported_where_it_is_trusted(tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("from lmzoo.blocks.ffn import FeedForward\nclass Mine(FeedForward): pass\n")
+    own = "from lmzoo.blocks.ffn import FeedForward\nclass Mine(FeedForward): pass\n"
+    (tmp_path / "part_of_ones_own.py").write_text(own)
     monkeypatch.syspath_prepend(tmp_path)
     config = models.config("gpt", 400)
-    config["ffn"] |= {"_target_": "mine.Mine"}
-    net = lmzoo.build(config, trust=("mine",)).eval()
+    config["ffn"] |= {"_target_": "part_of_ones_own.Mine"}
+    net = lmzoo.build(config, trust=("part_of_ones_own",)).eval()
     identity = {"config": {"model": config, "task": {}, "data": {}}, "tokenizer": byte([], 400).json}
     weights = {f"net.{name}": weight for name, weight in net.state_dict().items()}
     state = {"state_dict": weights, "lmzoo": identity, "global_step": 1}
     lmzoo.checkpoint.write(state, tmp_path / "a.ckpt", listed=False)
-    with pytest.raises(lmzoo.UserError, match="mine"):
+    with pytest.raises(lmzoo.UserError, match="part_of_ones_own"):
         export(str(tmp_path / "a.ckpt"), str(tmp_path / "out"), "torch_export")
-    export(str(tmp_path / "a.ckpt"), str(tmp_path / "out"), "torch_export", trust=("mine",))
+    export(str(tmp_path / "a.ckpt"), str(tmp_path / "out"), "torch_export", trust=("part_of_ones_own",))
     rows = {"input_ids": models.ids(2, 5), "attention_mask": torch.ones(2, 5, dtype=torch.long)}
     found = programs.opened(tmp_path / "out" / "model.pt2")(rows)
     torch.testing.assert_close(found, net(rows["input_ids"]), atol=1e-5, rtol=0)
