@@ -113,6 +113,30 @@ def test_nothing_is_left_of_an_export_that_fails(classifier_run, tmp_path, monke
     export(str(classifier_run[0]), str(tmp_path / "out"))
 
 
+def test_an_export_leaves_alone_what_another_has_written_or_writes(classifier_run, tmp_path, monkeypatch):
+    from lmzoo.tools import export as tool
+
+    run, out, usual = str(classifier_run[0]), tmp_path / "out", tool.load
+    first = []
+
+    def load(*given):
+        if not first:
+            first.append(True)
+            export(run, str(out))  # while this one reads its checkpoint
+        return usual(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tool, "load", load)
+        with pytest.raises(lmzoo.UserError, match="out is not empty"):
+            export(run, str(out))
+    names = {"README.md", "config.json", "loss.png", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert {file.name for file in out.iterdir()} == names
+    assert transformers.AutoModelForSequenceClassification.from_pretrained(out).num_labels == 3
+    with tool.filling(tmp_path / "other"), pytest.raises(lmzoo.UserError, match="another export is writing to it"):
+        with tool.filling(tmp_path / "other"):
+            pass
+
+
 def test_a_part_of_ones_own_is_exported_where_it_is_trusted(tmp_path, monkeypatch):
     own = "from lmzoo.blocks.ffn import FeedForward\nclass Mine(FeedForward): pass\n"
     (tmp_path / "part_of_ones_own.py").write_text(own)

@@ -21,7 +21,8 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from statistics import median
@@ -50,27 +51,49 @@ def export(run: str, folder: str, to: str = "hf", best: bool = False, trust: tup
     file = Path(run) if not is_run else best_of(run) if best else checkpoint.find(run)
     state = checkpoint.read(file, tensors=False) if is_run else {}
     net = load(file, trust)
+    with filling(folder) as apart:
+        return write(net, apart, folder, to, file, state, trust)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[Path]:
+    """A folder in `folder` to write to: its files are moved up once all of them are there, what makes a model of them
+    last, and of what fails nothing is left. UserError where another export writes to `folder`, or has done so."""
+    apart = folder / ".partial"
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        return written(net, folder, to, file, state, trust)
-    except BaseException:  # nothing that looks like a whole folder, and room for another try
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        apart.mkdir()
+    except FileExistsError:
+        raise UserError(f"{folder}: another export is writing to it; give a new folder") from None
+    try:
+        if len([*folder.iterdir()]) > 1:
+            raise UserError(f"{folder} is not empty: give a new folder")
+        yield apart
+        for file in sorted(apart.iterdir(), key=lambda file: file.name == "config.json"):
+            file.rename(folder / file.name)
+    finally:
+        shutil.rmtree(apart, ignore_errors=True)
+        with suppress(OSError):  # there is something in it
+            folder.rmdir()
 
 
-def written(net: nn.Module, folder: Path, to: str, file: Path, state: Mapping, trust: tuple[str, ...]) -> str:
-    """Write `net`, which is that of `file`, with all that goes with it; `state`: the checkpoint's, where it is one."""
+def write(
+    net: nn.Module, apart: Path, folder: Path, to: str, file: Path, state: Mapping, trust: tuple[str, ...]
+) -> str:
+    """Write `net`, which is that of `file`, to `apart`, with all that goes with it to `folder`; `state`: the
+    checkpoint's, where it is one."""
     is_run = bool(state)
     if to == "hf":
-        hf.to_hf(net, folder, card.label_words(checkpoint.identify(state, file)) if is_run else None)
-        format, told = card.of_transformers(net, folder), card.note(net)
+        hf.to_hf(net, apart, card.label_words(checkpoint.identify(state, file)) if is_run else None)
+        format, told = card.of_transformers(net, apart, folder), card.note(net)
         how = "open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
     else:
-        format, told = write_program(net, folder, to, file if is_run else None, trust)
+        format, told = write_program(net, apart, folder, to, file if is_run else None, trust)
         if is_run and (labels := checkpoint.identify(state, file).get("labels")):
-            (folder / "labels.json").write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
+            (apart / "labels.json").write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
         how = f"run it by\n\n{format.use}\n"
     if is_run:
-        card.write_card(net, folder, state, file, format)
+        card.write_card(net, apart, state, file, format)
     of = f"{file}, step {state['global_step']:,}" if is_run else file
     return "\n".join(filter(None, [f"{folder}: {how}", f"it is of {of}", told]))
 
@@ -87,31 +110,32 @@ def best_of(run: str) -> Path:
     return found
 
 
-def write_program(net: nn.Module, folder: Path, to: str, file: Path | None,
-                  trust: tuple[str, ...]) -> tuple[card.Format, str]:  # fmt: skip
-    """Write `net` (of the checkpoint `file`) as a program to `folder`; what a card says of it, and what to tell."""
+def write_program(
+    net: nn.Module, apart: Path, folder: Path, to: str, file: Path | None, trust: tuple[str, ...]
+) -> tuple[card.Format, str]:
+    """Write `net` (of the checkpoint `file`) as a program to `apart`; what a card in `folder` says of it, and what to
+    tell."""
     program = programs.trace(net)
     if to != "torch_export":
         program = programs.to_onnx(net, program)
-    folder.mkdir(parents=True, exist_ok=True)
-    written, more = folder / programs.FILES[to], ""
-    with TemporaryDirectory() as apart:
+    written, more = apart / programs.FILES[to], ""
+    with TemporaryDirectory() as passing:
         if to == "torch_export":
             torch.export.save(program, written)
         else:
-            plain = written if to == "onnx" else Path(apart, "model.onnx")
+            plain = written if to == "onnx" else Path(passing, "model.onnx")
             program.save(plain)
         if to == "onnx_int8":
             programs.to_int8(plain, written)
             cost = costs(net, plain, written, file, trust)
-            (folder / "int8.json").write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
+            (apart / "int8.json").write_text(json.dumps(cost, indent=1) + "\n", encoding="utf-8")
             told = said(cost)
             more = f"## Weights of eight bits\n\n{told}."
         else:
             told = f"logits differ from the net's by at most {difference(net, written):.1g}"
     if tokenizer := getattr(net, "tokenizer", None):
-        hf.write_tokenizer(tokenizer, folder, net)
-    return card.Format(*programs.described(net, written), more), told
+        hf.write_tokenizer(tokenizer, apart, net)
+    return card.Format(*programs.described(net, folder / written.name), more), told
 
 
 def difference(net: nn.Module, file: Path) -> float:

@@ -18,9 +18,10 @@ import json
 import statistics
 from argparse import ArgumentTypeError
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +120,7 @@ def check(lines: Iterable[Init], size: str, seed: int, words: list[str]) -> None
             raise UserError("--init svm needs scikit-learn: pip install 'lmzoo[bench]'")
         if line.name in COUNTED and (config.task.get("labels") != "class" or config.data.deduplicate):
             raise UserError(f"--init {line.name}: this is for texts of one class each, without data.deduplicate")
-        if line.name in COUNTED and "test" not in whole_splits(config):
+        if line.name in COUNTED and all(split != "test" for split, _ in documents(config)):
             raise UserError(f"--init {line.name}: this is for data with a test (data.split_column, data.test_path)")
 
 
@@ -179,12 +180,18 @@ def counted(init: str, config) -> dict[str, float]:
 def whole_splits(config) -> dict[str, list]:
     """The documents of each split of a run's data."""
     from lmzoo.data.labelled import whole_texts
-    from lmzoo.data.preparation import source_of
 
     splits: dict[str, list] = defaultdict(list)
-    for name, documents in groupby(source_of(config).documents(), key=lambda found: found[0].partition("/")[0]):
-        splits[name] += whole_texts(document for _, document in documents)
+    for split, own in groupby(documents(config), key=itemgetter(0)):
+        splits[split] += whole_texts(document for _, document in own)
     return splits
+
+
+def documents(config) -> Iterator[tuple]:
+    """(split, document) of all of a run's data, one at a time."""
+    from lmzoo.data.preparation import source_of
+
+    return ((name.partition("/")[0], document) for name, document in source_of(config).documents())
 
 
 def macro_f1(labels: Sequence[str], guesses: Sequence[str]) -> float:

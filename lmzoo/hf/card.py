@@ -48,14 +48,14 @@ class Format(NamedTuple):
     more: str = ""
 
 
-def of_transformers(net: nn.Module, folder: Path) -> Format:
-    """What there is to say of `net`, which was written to `folder` for transformers."""
+def of_transformers(net: nn.Module, folder: Path, place: Path) -> Format:
+    """What there is to say of `net`, which was written to `folder` for transformers and will lie at `place`."""
     architecture = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     kind, example = next(found for end, found in KINDS.items() if architecture.endswith(end))
     if example == ANSWER and net.family == "decoder" and (folder / "chat_template.jinja").is_file():
         example = REPLY
     use = (f"from transformers import AutoTokenizer, {architecture}\n"
-           f"tokenizer, model = (kind.from_pretrained({str(folder)!r}) for kind in (AutoTokenizer, {architecture}))\n"
+           f"tokenizer, model = (kind.from_pretrained({str(place)!r}) for kind in (AutoTokenizer, {architecture}))\n"
            f"print({example})")  # fmt: skip
     return Format({"library_name": "transformers", "pipeline_tag": kind}, architecture, use, note(net))
 
