@@ -6,7 +6,7 @@ the values of free text and paths are quoted before either sees them, and escape
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -123,9 +123,9 @@ def save(config: DictConfig, path: str | Path) -> None:
     write(path, yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
 
 
-def write(path: str | Path, text: str) -> None:
-    """Write a text file in one move: whoever reads it, and after a kill at any moment, finds it whole or not there."""
+def write(path: str | Path, text: str | Iterable[str]) -> None:
+    """Write a text file, or its pieces, in one move: at any moment, a kill's too, it is whole or not there."""
     beside = Path(f"{path}.tmp")
-    with naming(path):
-        beside.write_text(text, encoding="utf-8")
+    with naming(path), beside.open("w", encoding="utf-8") as file:
+        file.writelines([text] if isinstance(text, str) else text)
     os.replace(beside, path)

@@ -4,12 +4,10 @@ An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.0480
 (GPT: Radford et al. 2018), an encoder-decoder at its decoder's only state when that is fed the start token.
 """
 
-import json
 import math
 import textwrap
 import warnings
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -17,10 +15,9 @@ from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from ..blocks.loss import IGNORED
-from ..callbacks.guards import of_all_ranks
 from ..errors import UserError, few
-from ..literal import write
 from .base import Task, kept, stack, wrap
+from .predictions import Predictions
 
 SHOWN = 25  # texts of a validation, of which `show` takes some
 
@@ -86,7 +83,7 @@ class Documents(Task):
 
     def __init__(self, *args, **settings):
         super().__init__(*args, **settings)
-        self.predictions: list[tuple[int, dict]] = []  # (place in the split, what is written of it)
+        self.predictions = Predictions()
 
     def tell_cut(self, more: str = "") -> None:
         """Say how much of the texts the rows do not hold, and `more` of that."""
@@ -96,16 +93,13 @@ class Documents(Task):
 
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        self.predictions = []
+        self.predictions = Predictions()
 
     def on_test_epoch_end(self) -> None:
         """Log the metrics, and write predictions.jsonl: every text of the split once, in the split's order."""
         super().on_test_epoch_end()
-        predictions = chain.from_iterable(of_all_ranks(self.predictions))
-        self.predictions = sorted(predictions, key=lambda prediction: prediction[0])
-        if self.trainer.is_global_zero:
-            records = [record for _, record in self.predictions]
-            write_lines(Path(self.trainer.default_root_dir) / "predictions.jsonl", records)
+        file = Path(self.trainer.default_root_dir) / "predictions.jsonl"
+        self.predictions.write(file, self.trainer.is_global_zero)
 
 
 class Downstream(Documents):
@@ -173,10 +167,10 @@ class Downstream(Documents):
     def validation_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
         logits = self.evaluate(batch, dataloader_idx)
         if (batch["sample"] < SHOWN).any():
-            self.predictions += [row for row in self.written(batch, logits) if row[0] < SHOWN]
+            self.predictions.add(row for row in self.written(batch, logits) if row[0] < SHOWN)
 
     def test_step(self, batch: dict, index: int, dataloader_idx: int = 0) -> None:
-        self.predictions += self.written(batch, self.evaluate(batch, dataloader_idx))
+        self.predictions.add(self.written(batch, self.evaluate(batch, dataloader_idx)))
 
     def evaluate(self, batch: dict, source: int) -> Tensor:
         """Count the batch in the metrics; returns its logits."""
@@ -216,8 +210,7 @@ class Downstream(Documents):
         if not self.predictions:
             return ""
         lines = ["Some held-out texts:"]
-        predictions = sorted(self.predictions, key=lambda prediction: prediction[0])
-        for _, row in predictions[:: max(1, len(predictions) // 5)][:5]:
+        for row in self.predictions.some():
             text = " ".join(row["words"]) if "words" in row else " / ".join(
                 row[name] for name in ("text", "second") if name in row)
             lines.append(wrap(textwrap.shorten(text, 190, placeholder=" ..."), "  "))
@@ -229,9 +222,3 @@ def tokens(batch: dict) -> list[list[int]]:
     """The ids of each row, without its padding."""
     lengths = batch["attention_mask"].sum(1).tolist()
     return [row[:n] for row, n in zip(batch["input_ids"].tolist(), lengths, strict=True)]
-
-
-def write_lines(path: Path, records: list[dict]) -> None:
-    """Write records as JSON lines, in one move."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(path, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))

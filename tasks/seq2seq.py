@@ -116,7 +116,7 @@ class Seq2Seq(Documents):
         if chosen.any() and self.can_write:
             records = self.answered({name: rows[chosen] for name, rows in batch.items() if isinstance(rows, Tensor)})
             sums |= self.judged(*([record[name] for record in records] for name in ("prediction", "target")))
-            self.predictions += zip(batch["sample"][chosen].tolist(), records, strict=True)
+            self.predictions.add(zip(batch["sample"][chosen].tolist(), records, strict=True))
         self.add(sums, source)
 
     def judged(self, answers: list[str], targets: list[str]) -> dict[str, float]:
@@ -192,7 +192,7 @@ class Seq2Seq(Documents):
     def show(self) -> str:
         """Some held-out texts, what the net wrote, and what stood there."""
         lines = ["Some held-out texts, and what is written for them:"] if self.predictions else []
-        for _, row in self.predictions[:: max(1, len(self.predictions) // 5)][:5]:
+        for row in self.predictions.some():
             lines.append(wrap(row["text"][:190], "  "))
             lines += [wrap(f"{'[' + row[name][:180] + ']'} {what}", "      ")
                       for name, what in (("prediction", ""), ("target", "stood there"))]  # fmt: skip
