@@ -212,6 +212,8 @@ def return_to_best(trainer, task, module) -> None:
 
     saving = next((callback for callback in trainer.callbacks if hasattr(callback, "best")), None)
     best = trainer.strategy.broadcast(saving and saving.best())
+    if saving and saving.keep_best and not best and "val" in module.store.splits:
+        say(f"checkpoint.monitor={saving.monitor} was defined in no validation: the test is of the last step")
     if best and (state := checkpoint.read(best))["global_step"] != trainer.global_step:
         say(f"the test is of the best by {saving.monitor}, {best.name} (checkpoint.test_best=false: of the last)")
         engines.fill(task.net, checkpoint.weights(state))
