@@ -61,6 +61,7 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
 def assemble(config: DictConfig):
     """(task, data module, split): the net of `config.ckpt` under its task, and the split to measure it on."""
     from . import checkpoint, data, load
+    from .data import unknown
     from .likelihood.measuring import chosen
 
     net = load(config.ckpt, tuple(config.trust))
@@ -73,6 +74,8 @@ def assemble(config: DictConfig):
     labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
     split = "test" if whole else chosen(config.split, store.splits)
+    if ranks.on_first_rank() and (line := unknown.told({split: store[split]}, net.tokenizer.unk)):
+        log.warning(line)
     task = parts.build_task(config, net, net.tokenizer)
     task.identity = trained
     module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed,

@@ -137,6 +137,7 @@ def assemble(config: DictConfig):
     `task.over` says why a resumed run has no step left, if it has none.
     """
     from . import data
+    from .data import unknown
     from .origin import open_origin
     from .plan import count_steps, plan
 
@@ -150,6 +151,8 @@ def assemble(config: DictConfig):
         say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
         config.model.vocab_size = config.tokenizer.vocab_size = max(source.vocab_size, len(tokenizer))
     store = data.prepare(config, tokenizer)
+    if line := unknown.told({split: store[split] for split in store.splits}, tokenizer.unk):
+        say(line)
     if earlier.get("store", store.name) != store.name:
         mixed = config.data.get("sources")
         texts = f"one of data.sources, {', '.join(mixed)}" if mixed else f"data.path={config.data.path}"
