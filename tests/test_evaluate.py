@@ -44,6 +44,17 @@ def test_on_its_own_validation_split(gpt_run):
     assert measured["val/loss"] == pytest.approx(trained["val/loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("measure", [(), ("measure=sliding_window",)])
+def test_which_run_the_last_is_is_said_once(gpt_run, measure, tmp_path, monkeypatch, caplog):
+    """And it is one run, also where another has been saved meanwhile."""
+    shutil.copytree(gpt_run, tmp_path / "runs/a/first")
+    monkeypatch.chdir(tmp_path)
+    config = configured("ckpt=last", *measure)
+    shutil.copytree(gpt_run, tmp_path / "runs/a/second")
+    assert "val/loss" in evaluate(config)
+    assert caplog.messages == ["last is runs/a/first"] and config.ckpt == "runs/a/first/checkpoints/last.ckpt"
+
+
 def test_other_text_is_read_whole(gpt_run, tmp_path):
     """Nats, perplexity and bits per byte of one short document, by hand from the net's logits."""
     text = "the cat sat on the mat, it's 5 °C"

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_a_decoder_continues_the_prompt(gpt_run, said):
     for words, more in ([], {}), (["temperature=2", "seed=3"], {"temperature": 2.0, "seed": 3}):
         [[record]] = answer(net, ["the cat"], max_new_tokens=8, **more)
         assert said(gpt_run, "prompt=the cat", *words).out == f"the cat{record['answer']}\n"
+
+
+def test_which_run_the_last_is_is_said(gpt_run, said, tmp_path, monkeypatch, caplog):
+    shutil.copytree(gpt_run, tmp_path / "runs/tool/run")
+    monkeypatch.chdir(tmp_path)
+    assert said("last", "prompt=the cat").out == said(gpt_run, "prompt=the cat").out
+    assert caplog.messages == ["last is runs/tool/run"]
 
 
 def test_stop(gpt_run, said):

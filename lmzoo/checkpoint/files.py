@@ -58,13 +58,14 @@ def find(path: str | Path) -> Path:
 
 
 def newest_run() -> Path:
-    """The folder under runs/ that was saved last, those left out in which a process is training at the moment."""
+    """The folder under runs/ that was saved last, which is said; those are left out in which a process is training."""
     manifests = sorted(Path("runs").glob(f"**/{MANIFEST}"), key=lambda manifest: manifest.stat().st_mtime_ns)
     folders = [manifest.parent.parent for manifest in reversed(manifests)]
     if not folders:
         raise UserError("last: no run under runs/ has a checkpoint yet")
     if (found := next((folder for folder in folders if not in_training(folder)), None)) is None:
         raise UserError(f"last: each run under runs/ is in training at the moment; name one, as {folders[0]}")
+    log.warning("last is %s", found)
     return found
 
 
