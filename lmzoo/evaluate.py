@@ -92,7 +92,7 @@ def tell_changed(config: DictConfig | dict, tokenizer, trained: dict) -> None:
 
 
 def by_measure(config: DictConfig) -> dict[str, float]:
-    """{metric: value} of `config.measure`, on one device, in fp32."""
+    """{metric: value} of `config.measure`, on one device, in fp32; whole numbers are counts."""
     from . import checkpoint, load
     from .likelihood import measuring
 
@@ -108,7 +108,7 @@ def by_measure(config: DictConfig) -> dict[str, float]:
         tell_changed(settings | {"task": trained["config"]["task"]}, net.tokenizer, trained)
     split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)
-    return {f"{split}/{name}": float(value) for name, value in found.items()}
+    return {f"{split}/{name}": value if isinstance(value, int) else float(value) for name, value in found.items()}
 
 
 if __name__ == "__main__":

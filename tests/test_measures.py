@@ -103,6 +103,7 @@ def test_the_command_prints_a_line_for_each_split_and_group(gpt_run, texts, monk
     command()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" accuracy ")[0].strip() for line in lines] == ["test", "test/UID=0", "test/UID=1"]
+    assert [line.partition("  of ")[2] for line in lines] == ["8 items", "4 items", "4 items"]
 
 
 MISTAKES = [
