@@ -60,13 +60,13 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
 
 def assemble(config: DictConfig):
     """(task, data module, split): the net of `config.ckpt` under its task, and the split to measure it on."""
-    from . import checkpoint, data, load
+    from . import data, load
     from .data import unknown
     from .likelihood.measuring import chosen
 
     net = load(config.ckpt, tuple(config.trust))
     parts.check_length(config, net)
-    trained = checkpoint.read(config.ckpt)["lmzoo"]
+    trained = net.identity
     runs.check_unedited({word: plain(config[word]) for word in ("seed", "model", "task")}, trained["config"])
     whole = config.split == "whole"
     if not whole:
@@ -93,7 +93,7 @@ def tell_changed(config: DictConfig | dict, tokenizer, trained: dict) -> None:
 
 def by_measure(config: DictConfig) -> dict[str, float]:
     """{metric: value} of `config.measure`, on one device, in fp32; whole numbers are counts."""
-    from . import checkpoint, load
+    from . import load
     from .likelihood import measuring
 
     settings = plain(config)
@@ -104,8 +104,7 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     net = load(config.ckpt, tuple(config.trust))
     measuring.check_net(measure, net)
     if measure.reads == "documents" and not settings["other"]:
-        trained = checkpoint.read(checkpoint.find(config.ckpt), tensors=False)["lmzoo"]
-        tell_changed(settings | {"task": trained["config"]["task"]}, net.tokenizer, trained)
+        tell_changed(settings | {"task": net.identity["config"]["task"]}, net.tokenizer, net.identity)
     split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)
     return {f"{split}/{name}": value if isinstance(value, int) else float(value) for name, value in found.items()}
