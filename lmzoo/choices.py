@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from .errors import UserError
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+GREEDY = "for greedy decoding, the likeliest token each time, leave it out, as top_k, top_p and min_p"
 
 
 def check_choices(
@@ -20,7 +21,7 @@ def check_choices(
 ) -> None:
     """Raise UserError for what no distribution can be made of, and for a search that would sample."""
     if temperature is not None and not temperature > 0:
-        raise UserError(f"temperature={temperature} must be above 0; leave it out for the likeliest token each time")
+        raise UserError(f"temperature={temperature} must be above 0; {GREEDY}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p={top_p} must be above 0 and at most 1")
     if min_p is not None and not 0 <= min_p <= 1:

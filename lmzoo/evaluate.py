@@ -60,12 +60,13 @@ def measure(config: DictConfig, file: Path) -> dict[str, float]:
 
 def assemble(config: DictConfig):
     """(task, data module, split): the net of `config.ckpt` under its task, and the split to measure it on."""
-    from . import checkpoint, data, load
+    from . import data, load
+    from .data import unknown
     from .likelihood.measuring import chosen
 
     net = load(config.ckpt, tuple(config.trust))
     parts.check_length(config, net)
-    trained = checkpoint.read(config.ckpt)["lmzoo"]
+    trained = net.identity
     runs.check_unedited({word: plain(config[word]) for word in ("seed", "model", "task")}, trained["config"])
     whole = config.split == "whole"
     if not whole:
@@ -73,6 +74,8 @@ def assemble(config: DictConfig):
     labels = trained.get("labels") if {"labels", "head"} & set(config.task) else None  # else nobody looks at any
     store = data.prepare(config, net.tokenizer, split="test" if whole else None, labels=labels)
     split = "test" if whole else chosen(config.split, store.splits)
+    if ranks.on_first_rank() and (line := unknown.told({split: store[split]}, net.tokenizer.unk)):
+        log.warning(line)
     task = parts.build_task(config, net, net.tokenizer)
     task.identity = trained
     module = data.DataModule(store, net.tokenizer, task.collator, config.data, seed=config.seed,
@@ -89,8 +92,8 @@ def tell_changed(config: DictConfig | dict, tokenizer, trained: dict) -> None:
 
 
 def by_measure(config: DictConfig) -> dict[str, float]:
-    """{metric: value} of `config.measure`, on one device, in fp32."""
-    from . import checkpoint, load
+    """{metric: value} of `config.measure`, on one device, in fp32; whole numbers are counts."""
+    from . import load
     from .likelihood import measuring
 
     settings = plain(config)
@@ -101,11 +104,10 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     net = load(config.ckpt, tuple(config.trust))
     measuring.check_net(measure, net)
     if measure.reads == "documents" and not settings["other"]:
-        trained = checkpoint.read(checkpoint.find(config.ckpt), tensors=False)["lmzoo"]
-        tell_changed(settings | {"task": trained["config"]["task"]}, net.tokenizer, trained)
+        tell_changed(settings | {"task": net.identity["config"]["task"]}, net.tokenizer, net.identity)
     split, texts = measuring.read(measure, settings, net.tokenizer)
     found = measure(parts.on_device(net, config.trainer.accelerator), texts)
-    return {f"{split}/{name}": float(value) for name, value in found.items()}
+    return {f"{split}/{name}": value if isinstance(value, int) else float(value) for name, value in found.items()}
 
 
 if __name__ == "__main__":

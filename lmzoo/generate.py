@@ -62,32 +62,34 @@ def answer_file(config: DictConfig, words: dict, typed: set[str]) -> None:
 
     prompts = read(config.prompts_path, config.prompt, config.out_path)
     net = open_net(config, typed)
-    for line, prompt in prompts.items():
+    for line, prompt in enumerate(prompts, 1):
         try:
             check(net, prompt, **words)
         except UserError as error:
             raise UserError(f"prompts_path={config.prompts_path}, line {line}: {error}") from error
-    found = records(net, list(prompts.values()), config.batch_size, words)
+    found = records(net, prompts, config.batch_size, words)
     first = next(found)  # what cannot be for any prompt is said before there is a file
     with open(config.out_path, "x", encoding="utf-8") if config.out_path else nullcontext(sys.stdout) as out:
         for record in chain([first], found):
             print(json.dumps(record, ensure_ascii=False), file=out, flush=True)
 
 
-def read(path: str, prompt: str | None, out_path: str | None) -> dict[int, str]:
-    """The prompts in a file by the numbers of their lines, which end at newlines and nowhere else."""
+def read(path: str, prompt: str | None, out_path: str | None) -> list[str]:
+    """The prompts in a file, one in each of its lines, which end at newlines and nowhere else."""
     if prompt is not None:
         raise UserError(f"prompt={prompt} and prompts_path={path}: give one of them")
     if out_path is not None and Path(out_path).exists():
         raise UserError(f"out_path={out_path} is there already: give a new file")
     try:
         with open(Path(path).expanduser(), encoding="utf-8-sig", newline="\n") as file:
-            lines = file.read().replace("\r\n", "\n").split("\n")
+            prompts = file.read().replace("\r\n", "\n").removesuffix("\n").split("\n")
     except UnicodeDecodeError:
         raise UserError(f"prompts_path={path} is no text in UTF-8") from None
-    prompts = {number: line for number, line in enumerate(lines, 1) if line.strip()}
-    if not prompts:
+    empty = [number for number, line in enumerate(prompts, 1) if not line.strip()]
+    if len(empty) == len(prompts):
         raise UserError(f"prompts_path={path}: there is no prompt in it, only empty lines")
+    if empty:
+        raise UserError(f"prompts_path={path}, line {empty[0]}: it is empty, and each line is a prompt: take it out")
     return prompts
 
 

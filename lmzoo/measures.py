@@ -56,4 +56,8 @@ def own_data(typed: DictConfig, words: list[str], choices: Mapping) -> DictConfi
     for word in given:
         if word.removeprefix("data.") not in OWN:
             raise UserError(f"{word}: name the source that this word belongs to as well, data=NAME")
-    return runs.with_words(typed, given, choices).data
+    run = runs.with_words(typed, given, choices)
+    if run.task.get("labels") == "turns" and "data.path" not in words:
+        raise UserError(f"ckpt={typed.ckpt} has learned from conversations, and this measure reads texts: say which, "
+                        "as data=text data.path=FILE")
+    return run.data

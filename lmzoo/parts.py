@@ -286,13 +286,15 @@ def check_processes(devices: int, nodes: int) -> None:
 
 def report(metrics: Mapping[str, float], xz: float | None = None) -> str:
     """The metrics, a line for each split and each set of it; beside the bits per byte of validation those of `xz`.
+    Whole numbers count what was measured.
 
     `val    loss 2.345  perplexity 10.43  accuracy 0.512  bits per byte 1.623 (xz: 2.021)`
     """
     splits: dict[str, list[str]] = {}
     for name, value in metrics.items():
         split, _, metric = name.rpartition("/")
-        splits.setdefault(split, []).append(f"{metric.replace('_', ' ')} {value:.4g}")
+        splits.setdefault(split, []).append(
+            f"of {value:,} {metric}" if isinstance(value, int) else f"{metric.replace('_', ' ')} {value:.4g}")
         if name == "val/bits_per_byte" and xz:
             splits[split][-1] += f" (xz: {xz:.4g})"
     width = max([6, *map(len, splits)])

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from .choices import GREEDY
 from .errors import UserError
 from .signatures import english, misfit, split
 
@@ -94,7 +95,8 @@ def check_ranges(config: Mapping) -> None:
             raise UserError(f"{word}={value} must be above 0")
         for words, least, largest in RANGES:
             if re.fullmatch(words, word) and not least <= value <= largest and (word, value) != EVERY_DEVICE:
-                raise UserError(f"{word}={value} must be between {least} and {largest}")
+                more = f"; {GREEDY}" if word == "temperature" else ""
+                raise UserError(f"{word}={value} must be between {least} and {largest}{more}")
     check_pairs(*(config.get(section) or {} for section in ("trainer", "optim", "data")))
     check_sizes(*(config.get(section) or {} for section in ("model", "task", "tokenizer", "data")))
 

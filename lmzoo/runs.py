@@ -58,6 +58,9 @@ def finish(composed: DictConfig, settings: DictConfig, name: str = "train") -> D
         raise UserError(f"sweep={choices.sweep}: this is one run; add -m to make it a sweep")
     if name != "train" and not composed.ckpt:
         raise UserError("no ckpt: say ckpt=RUN (a checkpoint file, a run's folder, or last)")
+    for word in ("ckpt", "init_from"):
+        if composed.get(word) == "last" and not Path("last").exists():
+            composed[word] = escaped(find("last"))  # one for all that follows
     if name == "generate":
         check_ranges(plain(composed))
         return composed
@@ -325,7 +328,7 @@ def initialised(config: DictConfig, words: list[str]) -> DictConfig:
     if (path / "config.yaml").exists():  # a run folder tells its net without torch
         source = stored(path / "config.yaml")
         source = {"model": source.model, "tokenizer": source.tokenizer}
-    elif path.exists() or config.init_from == "last":
+    elif path.exists():
         from . import load as load_net
 
         net = load_net(config.init_from, tuple(config.trust))

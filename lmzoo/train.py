@@ -137,6 +137,7 @@ def assemble(config: DictConfig):
     `task.over` says why a resumed run has no step left, if it has none.
     """
     from . import data
+    from .data import unknown
     from .origin import open_origin
     from .plan import count_steps, plan
 
@@ -150,6 +151,8 @@ def assemble(config: DictConfig):
         say(f"vocabulary {len(source.tokenizer):,} -> {len(tokenizer):,}; a new token begins as the mean of the others")
         config.model.vocab_size = config.tokenizer.vocab_size = max(source.vocab_size, len(tokenizer))
     store = data.prepare(config, tokenizer)
+    if line := unknown.told({split: store[split] for split in store.splits}, tokenizer.unk):
+        say(line)
     if earlier.get("store", store.name) != store.name:
         mixed = config.data.get("sources")
         texts = f"one of data.sources, {', '.join(mixed)}" if mixed else f"data.path={config.data.path}"
@@ -212,6 +215,8 @@ def return_to_best(trainer, task, module) -> None:
 
     saving = next((callback for callback in trainer.callbacks if hasattr(callback, "best")), None)
     best = trainer.strategy.broadcast(saving and saving.best())
+    if saving and saving.keep_best and not best and "val" in module.store.splits:
+        say(f"checkpoint.monitor={saving.monitor} was defined in no validation: the test is of the last step")
     if best and (state := checkpoint.read(best))["global_step"] != trainer.global_step:
         say(f"the test is of the best by {saving.monitor}, {best.name} (checkpoint.test_best=false: of the last)")
         engines.fill(task.net, checkpoint.weights(state))

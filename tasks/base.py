@@ -273,9 +273,11 @@ class Task(LightningModule):
         self.report("test")
 
     def report(self, split: str) -> None:
-        """Log the metrics of a split that has been run through."""
-        names = self.evaluated(split)
+        """Log the metrics of a split that has been run through, in the place of all that it had before."""
+        names, known = self.evaluated(split), self.trainer.callback_metrics
         numbers = self.reduce([self.sums[source][name] for source in range(len(names)) for name in self.summed])
+        for name in [name for name in known if name.startswith(f"{split}/")]:
+            del known[name]  # one that is not defined any more would keep its value
         self.log_dict(self.metrics(split, names, np.reshape(numbers, (len(names), -1))), sync_dist=True)
 
     def evaluated(self, split: str) -> list[str | None]:

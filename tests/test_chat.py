@@ -215,6 +215,15 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
+def test_a_measure_of_texts_asks_for_some(run, tmp_path):
+    """In the place of the run's own data, which are conversations."""
+    with pytest.raises(UserError, match="from conversations, and this measure reads texts: say which, as data=text"):
+        configured(f"ckpt={run}", "measure=sliding_window")
+    (tmp_path / "a.txt").write_text("1 2 3")
+    measured = configured(f"ckpt={run}", "measure=sliding_window", "data=text", f"data.path={tmp_path / 'a.txt'}")
+    assert evaluate(measured)["test/tokens"] == 6
+
+
 def test_the_template_travels(run, tmp_path, capsys):
     net = lmzoo.load(run)
     template = TEMPLATES["plain"].replace(":\\n", "> ")

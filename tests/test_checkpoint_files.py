@@ -119,6 +119,16 @@ def test_a_link_is_the_same_file_and_outlives_the_first_name(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["MANIFEST.json", "last.ckpt"]
 
 
+def test_a_program_beside_a_checkpoint_is_in_nobodys_way(tmp_path):
+    checkpoint.write({"x": 1}, tmp_path / "checkpoints/a.ckpt")
+    for folder in tmp_path, tmp_path / "checkpoints":
+        (folder / "model.onnx").touch()
+        assert checkpoint.find(folder) == tmp_path / "checkpoints/a.ckpt"
+    for path in tmp_path / "model.onnx", tmp_path / "checkpoints/model.onnx":
+        with pytest.raises(UserError, match="model.onnx is an exported program, which onnxruntime runs without lmzoo"):
+            checkpoint.find(path)
+
+
 def test_last_is_the_newest_run_under_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="last: no run under runs/"):

@@ -11,7 +11,7 @@ from lmzoo.errors import UserError
 @pytest.mark.parametrize(
     "words, line",
     [
-        ({"temperature": 0.0}, "temperature=0.0 must be above 0; leave it out for the likeliest token each time"),
+        ({"temperature": 0.0}, "temperature=0.0 must be above 0; for greedy decoding, the likeliest token each time"),
         ({"temperature": math.nan}, "temperature=nan must be above 0"),
         ({"top_p": 0.0}, "top_p=0.0 must be above 0 and at most 1"),
         ({"top_p": 1.01}, "top_p=1.01 must be above 0 and at most 1"),

@@ -55,6 +55,24 @@ def test_token_types_reach_a_net_that_has_them():
         assert model.logits(model.collator(list(pairs()))).shape == (2, 3)
 
 
+def test_texts_that_the_bases_tokenizer_does_not_know_are_said(tmp_path, capsys, caplog):
+    """Where a run learns from them, and where they are measured; what it knows is not spoken of."""
+    texts = tiny_run.texts(tmp_path)
+    base = tiny_run.spoken(texts, *tiny_run.TASKS["mlm"], "tokenizer=wordpiece", "trainer.max_steps=1")
+    lmzoo.fit(lmzoo.compose(*base, f"run_dir={tmp_path / 'base'}"))
+    table = tmp_path / "strange.csv"
+    table.write_text((tmp_path / "c.csv").read_text().replace("h", "\u4e2d"), encoding="utf-8")
+    words = ("task=classification", "data=csv", f"init_from={tmp_path / 'base'}", "trainer.max_steps=1",
+             "logger.wandb.mode=disabled")  # fmt: skip
+    for path, expected in (table, True), (tmp_path / "c.csv", False):
+        capsys.readouterr()
+        lmzoo.fit(lmzoo.compose(*words, f"data.path={path}", f"run_dir={tmp_path / path.stem}"))
+        assert ("% of the tokens of val are unknown to the tokenizer" in capsys.readouterr().out) == expected
+        caplog.clear()
+        evaluate(configured(f"ckpt={tmp_path / path.stem}"))
+        assert ("of the tokens of val are unknown to the tokenizer" in caplog.text) == expected
+
+
 def test_both_texts_of_a_pair_are_written(tmp_path):
     model = task(Classification, "bert")
     rows = examples([0, 1, 2], ["a text", "more", "x"], ["its other", "and more", "y"])

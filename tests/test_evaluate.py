@@ -44,6 +44,26 @@ def test_on_its_own_validation_split(gpt_run):
     assert measured["val/loss"] == pytest.approx(trained["val/loss"], abs=1e-6)
 
 
+@pytest.mark.parametrize("measure", [(), ("measure=sliding_window",)])
+def test_which_run_the_last_is_is_said_once(gpt_run, measure, tmp_path, monkeypatch, caplog):
+    """And it is one run, also where another has been saved meanwhile."""
+    shutil.copytree(gpt_run, tmp_path / "runs/a/first")
+    monkeypatch.chdir(tmp_path)
+    config = configured("ckpt=last", *measure)
+    shutil.copytree(gpt_run, tmp_path / "runs/a/second")
+    assert "val/loss" in evaluate(config)
+    assert caplog.messages == ["last is runs/a/first"] and config.ckpt == "runs/a/first/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize("measure", [(), ("measure=sliding_window",)])
+def test_a_checkpoint_is_read_once(gpt_run, measure, monkeypatch):
+    """After one look for the newest that is whole."""
+    summed, usual = [], checkpoint.files._sha256
+    monkeypatch.setattr(checkpoint.files, "_sha256", lambda path: summed.append(path.name) or usual(path))
+    evaluate(configured(f"ckpt={gpt_run}", *measure))
+    assert summed == ["last.ckpt", "last.ckpt"]
+
+
 def test_other_text_is_read_whole(gpt_run, tmp_path):
     """Nats, perplexity and bits per byte of one short document, by hand from the net's logits."""
     text = "the cat sat on the mat, it's 5 °C"
@@ -73,7 +93,7 @@ def test_labels_of_other_text_are_no_matter_of_a_task_without_any(gpt_run, tmp_p
         trained = read(*args, **words)
         return trained | {"lmzoo": trained["lmzoo"] | {"labels": ["good", "bad"]}}
 
-    monkeypatch.setattr(checkpoint, "read", of_labelled)
+    monkeypatch.setattr(checkpoint.loading, "read", of_labelled)
     (tmp_path / "a.csv").write_text("text,label\nthe cat sat on the mat,other\n")
     assert "test/loss" in evaluate(configured(f"ckpt={gpt_run}", "data=csv", f"data.path={tmp_path / 'a.csv'}"))
 

@@ -201,6 +201,9 @@ def test_what_the_card_of_a_program_proposes_runs(classifier_run, tmp_path, caps
              torch.tensor(made["model"].run(None, {name: ids.numpy() for name, ids in given.items()})[0]))
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert str(expected[0, 0].item())[:6] in capsys.readouterr().out
+    for given in tmp_path / "out", tmp_path / "out" / name:
+        with pytest.raises(lmzoo.UserError, match=f"{name} is an exported program, .* give the run that"):
+            lmzoo.load(given)
 
 
 @pytest.mark.slow

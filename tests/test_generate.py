@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -50,6 +51,13 @@ def test_a_decoder_continues_the_prompt(gpt_run, said):
         assert said(gpt_run, "prompt=the cat", *words).out == f"the cat{record['answer']}\n"
 
 
+def test_which_run_the_last_is_is_said(gpt_run, said, tmp_path, monkeypatch, caplog):
+    shutil.copytree(gpt_run, tmp_path / "runs/tool/run")
+    monkeypatch.chdir(tmp_path)
+    assert said("last", "prompt=the cat").out == said(gpt_run, "prompt=the cat").out
+    assert caplog.messages == ["last is runs/tool/run"]
+
+
 def test_stop(gpt_run, said):
     whole = said(gpt_run, "prompt=the cat").out.removeprefix("the cat")
     one, other = whole[3:5], whole[6:8]
@@ -87,7 +95,7 @@ def test_an_encoder_decoder_fills_spans_or_answers(t5_run, said):
 @pytest.mark.parametrize("batch_size", [1, 2, 16])
 def test_a_file_of_prompts(gpt_run, said, tmp_path, batch_size):
     prompts, file, out = ["the cat", "a", "it's, “so” {} ${x}"], tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
-    file.write_text("the cat\n\na\n  \nit's, “so” {} ${x}\n", encoding="utf-8")
+    file.write_text("the cat\na\nit's, “so” {} ${x}\n", encoding="utf-8")
     words = [f"prompts_path={file}", "temperature=1.5", "seed=4", f"batch_size={batch_size}"]
     net = lmzoo.load(gpt_run)
     expected = [answer(net, [prompt], max_new_tokens=8, temperature=1.5, seed=4 + i)[0][0]
@@ -115,7 +123,7 @@ def test_a_bad_prompt_late_in_a_file_is_found_before_anything_is_written(
 ):
     folder = {"gpt_run": gpt_run, "bert_run": bert_run, "t5_run": t5_run}[run]
     good = "the {} cat" if run == "bert_run" else "the cat"
-    (tmp_path / "prompts").write_text("\n".join(["", *[good] * 3, *filter(None, [bad]), good]), encoding="utf-8")
+    (tmp_path / "prompts").write_text("\n".join([*[good] * 4, *filter(None, [bad]), good]), encoding="utf-8")
     words = [f"prompts_path={tmp_path / 'prompts'}", f"out_path={tmp_path / 'out'}", "batch_size=1", *more]
     with pytest.raises(SystemExit, match="2"):
         said(folder, *words)
@@ -139,7 +147,8 @@ def test_a_conversation(bert_run, gpt_run, said):
 
 @pytest.mark.parametrize("word, line", [
     ("device=foo", "device=foo"), ("device=meta", "device=meta"), ("temperature=1e-300", "temperature="),
-    ("temperature=0", "temperature="), ("seed=9999999999", "seed="), ("top_p=2", "top_p="), ("top_p=0", "top_p=0.0"),
+    ("temperature=0", "temperature=0.0 must be between 0.0001 and 10000.0; for greedy decoding, the likeliest token"),
+    ("seed=9999999999", "seed="), ("top_p=2", "top_p="), ("top_p=0", "top_p=0.0"),
     ("top_k=0", "top_k="), ("min_p=-1", "min_p="), ("repetition_penalty=0", "repetition_penalty="),
     ("n_beams=0", "n_beams="), ("n_best=0", "n_best="), ("stop=[]", "stop=[]"), ("ckpt=", "ckpt="),
     ("batch_size=0", "batch_size="), ("out_path=x", "out_path=x is for the answers to prompts_path"),
@@ -156,7 +165,8 @@ def test_values_that_cannot_be_are_refused_before_a_net_is_read(word, line, monk
 
 
 @pytest.mark.parametrize("content, line", [
-    ("", "no prompt in it"), ("\n \n", "no prompt in it"), (b"\xff\xfe", "no text in UTF-8"), (None, "No such file"),
+    ("", "no prompt in it"), ("\n \n", "no prompt in it"), ("a\n \nb\n", ", line 2: it is empty, and each line is"),
+    ("a\r\n\r\n", ", line 2: it is empty"), (b"\xff\xfe", "no text in UTF-8"), (None, "No such file"),
 ])  # fmt: skip
 def test_files_of_prompts_that_are_none(content, line, tmp_path, monkeypatch, capsys):
     file = tmp_path / "prompts.txt"

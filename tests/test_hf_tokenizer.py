@@ -93,10 +93,11 @@ def test_their_tokenizer_is_read_with_its_roles(tmp_path):
     assert own.encode("Hello worldly 你!") == [5, 6, 7, 8, 9]
     assert (own.pad, own.unk, own.bos, own.eos, own.mask) == (0, 1, 2, 3, 4)
     own = tokenizer.byte([], 400)
-    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=own._tokenizer, pad_token="<unk>", eos_token="<s>")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=own._tokenizer, pad_token="<unk>", eos_token="<s>",
+                                                   unk_token="<s>")  # fmt: skip
     theirs.save_pretrained(tmp_path / "odd")
     own = hf.read_tokenizer(tmp_path / "odd")
-    assert (own.token(own.pad), own.token(own.eos)) == ("<unk>", "<s>")
+    assert (own.token(own.pad), own.token(own.eos), own.unk) == ("<unk>", "<s>", None)
 
 
 def test_ids_are_written_for_generation(tmp_path):

@@ -1,5 +1,6 @@
 """A run that begins from a checkpoint: its net, its tokenizer, and new text."""
 
+import shutil
 
 import pytest
 import torch
@@ -56,6 +57,13 @@ def test_a_checkpoint_goes_on_with_new_text_and_new_tokens(gpt_run, words, tmp_p
     assert lmzoo.compose(*new, f"init_from={tmp_path / 'run'}").tokenizer.add == []  # they are in the vocabulary
     resumed = lmzoo.compose(f"ckpt={tmp_path / 'run'}", "trainer.max_steps=2")
     assert lmzoo.fit(resumed)[0].tokenizer.hash == net.tokenizer.hash
+
+
+def test_which_run_the_last_is_is_said(gpt_run, tmp_path, monkeypatch, caplog):
+    shutil.copytree(gpt_run, tmp_path / "runs/tool/run")
+    monkeypatch.chdir(tmp_path)
+    config = lmzoo.compose("task=classification", "init_from=last")
+    assert caplog.messages == ["last is runs/tool/run"] and config.init_from == "runs/tool/run/checkpoints/last.ckpt"
 
 
 def test_tokens_are_added_to_a_checkpoint_only(words, tmp_path):

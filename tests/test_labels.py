@@ -25,9 +25,9 @@ def asked(monkeypatch):
 
 def test_the_likelier_word(asked, caplog):
     """a is the likelier of a and b, b of the words that they are given here."""
-    assert Labels()(Unigram("ab"), TEXTS) == {"accuracy": 2 / 3}
+    assert Labels()(Unigram("ab"), TEXTS) == {"accuracy": 2 / 3, "items": 3}
     assert caplog.messages == ["1 texts have no label and are left out"]
-    assert Labels(words={"a": "bad"})(Unigram("ab"), TEXTS) == {"accuracy": 1 / 3}
+    assert Labels(words={"a": "bad"})(Unigram("ab"), TEXTS) == {"accuracy": 1 / 3, "items": 3}
     assert [tuple(pair) for pair in asked[:4]] == [("x", "a", " "), ("x", "b", " "), ("y", "a", " "), ("y", "b", " ")]
     assert [tuple(pair) for pair in asked[6:8]] == [("x", "bad", " "), ("x", "b", " ")]
 

@@ -103,6 +103,7 @@ def test_the_command_prints_a_line_for_each_split_and_group(gpt_run, texts, monk
     command()
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" accuracy ")[0].strip() for line in lines] == ["test", "test/UID=0", "test/UID=1"]
+    assert [line.partition("  of ")[2] for line in lines] == ["8 items", "4 items", "4 items"]
 
 
 MISTAKES = [
@@ -120,8 +121,8 @@ MISTAKES = [
     ("gpt measure=sliding_window data=text data.path=A.txt split=val", "split=val: all of data.path is read"),
     ("gpt measure=sliding_window data=text data.path=/nowhere", "matches no file"),
     ("gpt measure=sliding_window data=text data.path=A.txt data.val_path.x=A.csv", "data.val_path.x changes nothing"),
-    ("gpt measure=pseudo_perplexity", "PseudoPerplexity is for nets of family encoder, and this one is of family dec"),
-    ("t5 measure=minimal_pairs data.path=A.jsonl", "MinimalPairs is for nets of family encoder or decoder, and this"),
+    ("gpt measure=pseudo_perplexity", "measure=pseudo_perplexity is for nets of family encoder, and this one is"),
+    ("t5 measure=minimal_pairs data.path=A.jsonl", "measure=minimal_pairs is for nets of family encoder or decoder"),
     ("gpt measure=multiple_choice", "data.path is not set"),
     ("gpt measure=multiple_choice data=csv data.path=A.csv", "this measure reads questions in JSON lines"),
     ("gpt measure=multiple_choice data.path=A.jsonl data.field=q", "data.field changes nothing in this measure"),

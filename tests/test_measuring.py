@@ -12,9 +12,9 @@ from spoken import net
 
 
 @pytest.mark.parametrize("measure, net, line", [
-    (SlidingWindow(), net("bert"), "SlidingWindow is for nets of family decoder, and this one is of family encoder"),
-    (PseudoPerplexity(), net("bert", head="pooler"), "a head over the vocabulary, and this net ends in a Pooler"),
-    (SlidingWindow(), models.make("gpt"), "the folder of this net holds no tokenizer"),
+    (SlidingWindow(), net("bert"), "^measure=sliding_window is for nets of family decoder, and this one is of"),
+    (PseudoPerplexity(), net("bert", head="pooler"), "=pseudo_perplexity needs a head .*, and this net ends in a P"),
+    (SlidingWindow(), models.make("gpt"), "=sliding_window reads text, and the folder of this net holds no tok"),
     (SlidingWindow(33), net("gpt"), "measure.stride=33 must be between 1 and"),
 ])  # fmt: skip
 def test_nets_that_a_measure_is_not_for(measure, net, line):

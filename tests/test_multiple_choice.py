@@ -19,7 +19,7 @@ def test_by_hand(family, tmp_path):
     """As one text, the blank's 8 bits are every choice's; per token they count as a token too."""
     found = MultipleChoice(batch_size=2)(Unigram(SIGNS, family), write(tmp_path / "a.jsonl", *ROWS))
     # per token: (12/3, 9/2, 11/2) -> 0, wrong; (12/5, 15/2, 10/2) -> 0, right
-    assert found == {"accuracy": 0.5, "accuracy_per_byte": 0.5, "accuracy_per_token": 0.5}
+    assert found == {"accuracy": 0.5, "accuracy_per_byte": 0.5, "accuracy_per_token": 0.5, "items": 2}
     more = [{"question": "d", "choices": ["é", "cc"], "answer": 1}]  # 2 bytes of 100 nats and more
     assert MultipleChoice()(Unigram(SIGNS, family), write(tmp_path / "b.jsonl", *more))["accuracy"] == 1
 
@@ -29,7 +29,7 @@ def test_an_encoder_decoder_reads_no_blank_and_writes_the_end(tmp_path):
     model = Unigram(SIGNS, "encoder-decoder")
     model.head.bias.data[model.tokenizer.eos] = -9 * 0.6931472
     found = MultipleChoice()(model, write(tmp_path / "a.jsonl", {"question": "d", "choices": ["bb", "a"], "answer": 1}))
-    assert found == {"accuracy": 1, "accuracy_per_byte": 0, "accuracy_per_token": 0}
+    assert found == {"accuracy": 1, "accuracy_per_byte": 0, "accuracy_per_token": 0, "items": 1}
 
 
 def test_fields_and_template(tmp_path):

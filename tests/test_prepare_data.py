@@ -10,6 +10,7 @@ import pytest
 from lmzoo.tools import inspect_data, prepare_data, train_tokenizer
 
 from lmzoo import UserError, compose, data
+from lmzoo.data import unknown
 from lmzoo.data.sources import Source
 from lmzoo.tokenizer import load, measure
 
@@ -91,12 +92,15 @@ def test_the_table_says_how_much_of_the_text_is_unknown(tmp_path, words):
     for name in store.splits:
         tokens = store[name].read(0, store[name].n_tokens).tolist()
         assert rows[name][5] == f"{tokens.count(own.unk) / len(tokens):.3%}"
-    assert rows["train"][5] != "0.000%" and prepare_data.unknown(store["train"], None) == 0
+    assert rows["train"][5] != "0.000%" and unknown.share(store["train"], None) == 0
 
 
 def test_the_unknown_tokens_of_a_large_split_are_counted_in_samples(monkeypatch):
-    monkeypatch.setattr(prepare_data, "SAMPLES", 4)
-    monkeypatch.setattr(prepare_data, "SAMPLED", 10)
+    monkeypatch.setattr(unknown, "SAMPLES", 4)
+    monkeypatch.setattr(unknown, "SAMPLED", 10)
     stream, read = np.repeat([7, 1, 1, 7], 25), []
     split = SimpleNamespace(n_tokens=100, read=lambda begin, end: read.append(begin) or stream[begin:end])
-    assert prepare_data.unknown(split, 7) == 0.5 and read == [0, 25, 50, 75]
+    assert unknown.share(split, 7) == 0.5 and read == [0, 25, 50, 75]
+    line = "50.0% of the tokens of val are unknown to the tokenizer, and all alike to the net"
+    assert unknown.told({"val": split}, 7) == line
+    assert not unknown.told({"val": split}, 8) and not unknown.told({"val": split}, None)

@@ -32,4 +32,4 @@ def test_each_token_masked_in_turn(tmp_path):
     found = PseudoPerplexity(batch_size=7)(ours, Documents(tokenizer, *TEXTS))
     assert found["loss"] == pytest.approx(nats / n, abs=1e-5)
     assert found["pseudo_perplexity"] == pytest.approx(math.exp(nats / n), rel=1e-5)
-    assert found["accuracy"] == correct / n
+    assert found["accuracy"] == correct / n and found["tokens"] == n

@@ -34,6 +34,7 @@ GOOD = {"question": "a", "choices": ["b", "c"], "answer": 1}
     ({"choices": ["b", "c"], "answer": 1}, "no field question; the fields are choices, answer"),
     ({**GOOD, "choices": "bc"}, "the field choices should be a list of texts, not 'bc'"),
     ({**GOOD, "choices": ["b", ""]}, "the field choices should be a list of texts"),
+    ({**GOOD, "choices": ["b", "c", "b"]}, "'b' is there twice, and equal texts are equally likely: leave the item"),
     ({**GOOD, "choices": ["b"]}, "1 choices leave nothing to choose"),
     *(({**GOOD, "answer": answer}, "the field answer should be the number of the right choice, from 0 to 1, not")
       for answer in (2, -1, "1", True, 1.0, None)),
@@ -52,19 +53,24 @@ def test_a_file_without_questions(lines, line, tmp_path):
         MinimalPairs()(net("gpt"), write(tmp_path / "a.jsonl", *lines))
 
 
-def test_a_pair_without_a_sentence(tmp_path):
-    with pytest.raises(UserError, match="line 1: no field sentence_bad"):
-        MinimalPairs()(net("gpt"), write(tmp_path / "a.jsonl", {"sentence_good": "a"}))
+@pytest.mark.parametrize("row, line", [
+    ({"sentence_good": "a"}, "no field sentence_bad"),
+    ({"sentence_good": "a", "sentence_bad": "a"}, "'a' is there twice"),
+])  # fmt: skip
+def test_a_pair_that_is_none(row, line, tmp_path):
+    with pytest.raises(UserError, match=f"a.jsonl line 1: {line}"):
+        MinimalPairs()(net("gpt"), write(tmp_path / "a.jsonl", row))
 
 
 def test_what_is_not_known_is_said(caplog):
     tokenizer = train_wordpiece(["the cat"] * 9, 20)
     list(answered(net("gpt", tokenizer), lambda: iter([Question("", [Pair("the", "cat"), Pair("", "q")], 0)]), 2))
-    assert caplog.messages == ["1 texts hold signs or words for which the tokenizer has no token"]
+    assert caplog.messages == ["1 of 1 items hold signs or words for which the tokenizer has no token"]
 
 
 def test_what_is_cut_is_said(caplog):
-    questions = [Question("here", [Pair("x" * 40, "a"), Pair("x", "a")], 0)] * 3
+    """An item is cut once, however many of its answers are too long."""
+    questions = [Question("here", [Pair("x" * n, "a"), Pair("x" * n, "b"), Pair("x", "a")], 0) for n in (40, 40, 1)]
     found = list(answered(Unigram("abx", max_len=16), lambda: iter(questions), 2))
     assert [question for question, _ in found] == questions
-    assert caplog.messages == ["3 texts are longer than the 16 positions of the model, which reads only their end"]
+    assert caplog.messages == ["2 of 3 items are longer than the 16 positions of the model, which reads only their end"]

@@ -30,6 +30,12 @@ def test_the_options_of_a_group_are_all_named_and_exist(group):
     assert sorted(named) == groups()[group]
 
 
+def test_no_prompt_ends_in_a_blank():
+    """Which tokenizers take as the beginning of the next word."""
+    prompts = re.findall(r'(?:prompt=|encode\()"([^"]*)"', README)
+    assert len(prompts) > 3 and not [prompt for prompt in prompts if prompt != prompt.rstrip()]
+
+
 def test_tools_that_are_named_exist():
     tools = set(re.findall(r"lmzoo\.tools\.(\w+)", README))
     assert len(tools) > 5

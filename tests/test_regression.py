@@ -13,7 +13,9 @@ from lightning import Trainer
 from lmzoo.tasks.regression import Regression
 
 import downstream_run
+import lmzoo
 import ranks
+import tiny_run
 from downstream_run import TEXTS, examples, held, learn
 
 NUMBERS = [3.0, -100.0, 4.0, 1.0, 5.0, 9.0, 2.5]
@@ -81,6 +83,32 @@ def test_what_is_not_defined_is_left_out_and_never_warns(tmp_path, recwarn):
     found, _, _ = evaluate(tmp_path, numbers=[1.0] * 7)
     assert found.keys() == {"test/loss", "test/spearman"}
     assert not [warning for warning in recwarn if "variance" in str(warning.message)]
+
+
+def test_a_run_whose_monitor_is_not_always_defined(tmp_path, monkeypatch, capsys):
+    """In none of its validations, whose labels are all alike; then in one, whose weights are those that are tested."""
+    table = tmp_path / "a.csv"
+    table.write_text("text,label,split\n" + "".join(
+        f"number {n},{1 if n % 3 == 1 else n},{['train', 'val', 'test'][n % 3]}\n" for n in range(24)))
+    words = tiny_run.spoken({"data=csv": [f"data.path={table}"]}, "model=bert", "task=regression", "data=csv",
+                            "data.split_column=split", "trainer.max_steps=6", "trainer.val_every_n_steps=2",
+                            "checkpoint.monitor=val/pearson", "checkpoint.keep_best=3")  # fmt: skip
+    _, metrics = lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / 'never'}"))
+    assert "val/pearson" not in metrics and "test/pearson" in metrics
+    assert "val/pearson was defined in no validation: the test is of the last step\n" in capsys.readouterr().out
+
+    summarise, seen = Regression.summarise, []
+
+    def once(task, sums, split):
+        seen.append(task.trainer.global_step)
+        return summarise(task, sums, split) | ({"pearson": 0.5} if seen[-1] == 4 else {})
+
+    monkeypatch.setattr(Regression, "summarise", once)
+    lmzoo.fit(lmzoo.compose(*words, f"run_dir={tmp_path / 'once'}"))
+    found = {row["step"]: row["val/pearson"] for row in tiny_run.rows(tmp_path / "once") if row["val/loss"]}
+    assert found == {"2": "", "4": "0.5", "6": ""}
+    assert [file.name for file in (tmp_path / "once/checkpoints").glob("best-*")] == ["best-000004-0.5.ckpt"]
+    assert "the test is of the best by val/pearson, best-000004-0.5.ckpt" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -140,8 +140,14 @@ def test_the_name_of_a_metric_tells_which_end_is_better(tmp_path, monkeypatch, m
 
 
 def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_has(tmp_path):
-    with pytest.raises(UserError, match="checkpoint.monitor=val/f1: validation has val/loss"):
-        run(tmp_path, monitor="val/f1")
+    with pytest.raises(UserError, match="checkpoint.monitor=val/f2: validation has val/accuracy, .*, val/loss"):
+        run(tmp_path, monitor="val/f2")
+
+
+def test_a_validation_without_the_metric_is_not_the_best(tmp_path):
+    """It could be there, but was not defined."""
+    run(tmp_path, max_steps=6, monitor="val/f1")
+    assert names(tmp_path) == ["MANIFEST.json", "last.ckpt", "step-000004.ckpt", "step-000006.ckpt"]
 
 
 def test_a_run_keeps_to_its_metric(tmp_path):
@@ -167,8 +173,11 @@ def test_every_task_tells_its_metrics_ahead(words, tmp_path):
     """They are those that validation then logs."""
 
     class Ahead(Checkpoints):
-        def _check(self, known):
-            told.append(sorted(known))
+        def on_fit_start(self, trainer, task):
+            told.append(sorted(task.measured()))
+
+        def on_validation_end(self, trainer, *_):
+            told.append(sorted(name for name in trainer.callback_metrics if name.startswith("val/")))
 
     table = tmp_path / "table.csv"
     table.write_text("text,label\n" + "".join(f"number {n},{n % 2}\n" for n in range(99)))

@@ -80,7 +80,7 @@ def test_bits_by_hand():
     model.head.bias.data[model.tokenizer.mask] = -3 * math.log(2)  # the rest of the probability
     found = SlidingWindow(1, max_len=2)(model, Documents(model.tokenizer, "aba", "b"))
     assert found["bits_per_byte"] == pytest.approx((1 + 2 + 1 + 3 + 2 + 3) / 4)
-    assert found["perplexity"] == pytest.approx(2 ** (12 / 6))
+    assert found["perplexity"] == pytest.approx(2 ** (12 / 6)) and found["tokens"] == 6
 
 
 @pytest.mark.parametrize("words, line", [
@@ -106,6 +106,7 @@ def test_without_overlap_it_is_what_the_task_measures(gpt_run, tmp_path):
     words = (f"ckpt={gpt_run}", "data=text", f"data.path={tmp_path / 'a.txt'}")
     theirs = evaluate(configured(*words, "data.packing=single"))
     ours = evaluate(configured(*words, "measure=sliding_window", "measure.stride=64"))
+    assert ours.pop("test/tokens") > 3 + 9 + 17
     assert set(ours) == {"test/loss", "test/perplexity", "test/bits_per_byte"}
     assert ours == pytest.approx({name: theirs[name] for name in ours}, rel=1e-5)
     assert lmzoo.load(gpt_run).max_len == 64

@@ -156,6 +156,7 @@ def test_the_report():
     assert parts.report(metrics, 2.25) == "val    loss 2  bits per byte 1.5 (xz: 2.25)\ntest   loss 3"
     sets = {"val/loss": 2.0, "val/code/loss": 1.0, "val/code/bits_per_byte": 1.5, "val/a/b/loss": 3.0}
     assert parts.report(sets, 2.25) == "val      loss 2\nval/code loss 1  bits per byte 1.5\nval/a/b  loss 3"
+    assert parts.report({"test/loss": 2.0, "test/tokens": 12345}) == "test   loss 2  of 12,345 tokens"
 
 
 @pytest.mark.slow

@@ -2,13 +2,15 @@
 
 python -m lmzoo.tools.learning_curve FOLDER --init runs/a runs/b scratch majority svm
     --sizes 10,50,all --seeds 1,2,3 task=classification data=jsonl data.path=reviews.jsonl
+    data.split_column=split
 
 Each RUN of --init is fine-tuned by each seed on so many texts of each class (data.per_class), which
-the seed chooses, and tested; all other words are those of lmzoo.train. `scratch:RUN` is the net and
-tokenizer of a RUN with fresh weights (`scratch`: of the first RUN; where there is none the words
-say model=...), `majority` always names the class that most training texts have, `svm` is a linear
-support vector machine on TF-IDF of words and pairs of them (of Chinese: of up to three signs), by
-scikit-learn. All learn from and are measured on the same texts.
+the seed chooses, and tested on the data's test split (data.split_column, data.test_path); all other
+words are those of lmzoo.train. `scratch:RUN` is the net and tokenizer of a RUN with fresh weights
+(`scratch`: of the first RUN; where there is none the words say model=...), `majority` always names
+the class that most training texts have, `svm` is a linear support vector machine on TF-IDF of words
+and pairs of them (of Chinese: of up to three signs), by scikit-learn. All learn from and are
+measured on the same texts.
 
 FOLDER gets a run for each cell, table.json and table.png. A cell that is done is not done again:
 say the same words to go on.

@@ -3,13 +3,10 @@
 python -m lmzoo.tools.prepare_data model=gpt task=clm data=text data.path='books/*.txt'
 """
 
-import numpy as np
 from lmzoo.tools import answer, parser
 
 from lmzoo import compose, data, load, parts
-from lmzoo.data.shards import Split
-
-SAMPLES, SAMPLED = 64, 1 << 17  # stretches of a split in which unknown tokens are counted, and the tokens of each
+from lmzoo.data import unknown
 
 
 def prepare(words: list[str]) -> str:
@@ -32,7 +29,7 @@ def table(store: data.Store, unk: int | None) -> list[str]:
     for name, split in sets.items():
         ratio = split.n_bytes / max(1, split.n_tokens)
         lines.append(f"{name:8}{split.n_documents:12,}{split.n_tokens:16,}{split.n_bytes:16,}{ratio:14.2f}"
-                     f"{unknown(split, unk):10.3%}")
+                     f"{unknown.share(split, unk):10.3%}")
     if store.left_out["documents"]:
         lines.append(f"{'repeated':8}{store.left_out['documents']:12,}{'left out':>16}{store.left_out['bytes']:16,}")
     if store.megabytes_per_second:
@@ -40,13 +37,6 @@ def table(store: data.Store, unk: int | None) -> list[str]:
     if store.xz_bits_per_byte:
         lines.append(f"xz needs {store.xz_bits_per_byte:.3f} bits per byte of val, having seen train")
     return [*lines, f"in {store.folder}"]
-
-
-def unknown(split: Split, unk: int | None) -> float:
-    """The share of unknown tokens, in `SAMPLES` stretches from all over a large split, else in all of it."""
-    step = max(SAMPLED, split.n_tokens // SAMPLES)
-    found = [split.read(begin, begin + SAMPLED) == unk for begin in range(0, split.n_tokens, step)]
-    return sum(map(np.count_nonzero, found)) / max(1, sum(map(len, found)))
 
 
 def main() -> None:

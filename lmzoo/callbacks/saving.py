@@ -4,7 +4,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -102,10 +102,8 @@ class Checkpoints(Checkpoint):
         self.unvalidated = state_dict.get("unvalidated", False)
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._check(task.measured())
-
-    def _check(self, known: Collection[str]) -> None:
         """Refuse a monitor that is none of the metrics; where there is no validation, one that somebody has chosen."""
+        known = task.measured()
         if self.monitor not in known and (known or self.monitor != ALWAYS):
             listed = f"validation has {', '.join(sorted(known))}" if known else "there is no validation"
             raise UserError(f"checkpoint.monitor={self.monitor}: {listed}")
@@ -128,8 +126,7 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != "fit":
             return
         self.unvalidated = False
-        self._check([name for name in trainer.callback_metrics if name.startswith("val/")])
-        score = trainer.callback_metrics.get(self.monitor)
+        score = trainer.callback_metrics.get(self.monitor)  # None: not defined, as a correlation with what is constant
         best = score is not None and self._is_best(trainer, float(score))
         if best or self._due(trainer):
             self.save(trainer, float(score) if best else None)

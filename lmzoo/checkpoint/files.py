@@ -25,6 +25,7 @@ from ..errors import UserError
 from . import folders
 
 MANIFEST = "MANIFEST.json"
+PROGRAMS = {".pt2": "torch.export.load", ".onnx": "onnxruntime"}  # endings of exported ones, and what runs them
 NAMED = re.compile(r"GLOBAL (\S+)")  # in torch's words, what the file would have called
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,15 @@ def find(path: str | Path) -> Path:
     Raises UserError where there is none, naming each damaged file that was passed over.
     """
     path = newest_run() if str(path) == "last" and not Path(path).exists() else Path(path)
-    if _is_one(path):
+    if _is_one(path) and path.suffix not in PROGRAMS:
         return path
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     if not path.exists():
         raise UserError(f"{path} does not exist: give a checkpoint file or a run folder")
+    program = next((file for file in (folder, *folder.glob("*")) if file.suffix in PROGRAMS), None)
+    if program and not (folder / MANIFEST).exists():
+        raise UserError(f"{program} is an exported program, which {PROGRAMS[program.suffix]} runs without lmzoo: give "
+                        "the run that it was made of, or a folder that export --to hf has made of that")
     entries, damaged = _entries(folder), []
     listed = entries or {}
     for name, digest in reversed(listed.items()):
@@ -58,13 +63,14 @@ def find(path: str | Path) -> Path:
 
 
 def newest_run() -> Path:
-    """The folder under runs/ that was saved last, those left out in which a process is training at the moment."""
+    """The folder under runs/ that was saved last, which is said; those are left out in which a process is training."""
     manifests = sorted(Path("runs").glob(f"**/{MANIFEST}"), key=lambda manifest: manifest.stat().st_mtime_ns)
     folders = [manifest.parent.parent for manifest in reversed(manifests)]
     if not folders:
         raise UserError("last: no run under runs/ has a checkpoint yet")
     if (found := next((folder for folder in folders if not in_training(folder)), None)) is None:
         raise UserError(f"last: each run under runs/ is in training at the moment; name one, as {folders[0]}")
+    log.warning("last is %s", found)
     return found
 
 

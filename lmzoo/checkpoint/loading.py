@@ -18,7 +18,8 @@ PER_ID = ("embed.tokens.weight", "head.weight", "head.bias")  # one row for each
 
 
 def load(path: str | Path, trust: Sequence[str] = (), base: str | Path | None = None) -> nn.Module:
-    """The net of a checkpoint (`path` as in `find`) in eval mode, with its `.config` and `.tokenizer`.
+    """The net of a checkpoint (`path` as in `find`) in eval mode, with its `.config` and `.tokenizer`, and `.identity`:
+    what the checkpoint says of its run.
 
     An adapter is merged into its base, which lies where the checkpoint says, or at `base`.
     """
@@ -37,6 +38,7 @@ def load(path: str | Path, trust: Sequence[str] = (), base: str | Path | None = 
             found = adapters.merge(adapters.weights(learned), adapters.scale(learned))
         load_weights(net, found, new=())
         net.tokenizer = Tokenizer(identity["tokenizer"], special, identity.get("chat_template"))
+        net.identity = identity
     except UserError as error:
         raise UserError(f"{'' if str(error).startswith(str(file)) else f'{file}: '}{error}") from error
     return net.eval()

@@ -13,6 +13,7 @@
     shardfile        one file of it
     cache            where all that lies; its locks
     few              so many documents of each class
+    unknown          how much of a text the tokenizer does not know
     packing          what a row of the store is
     fitting          packing whole documents: best fit decreasing
     sampler          which rows an optimizer step reads: a permutation computed on the fly

@@ -7,8 +7,8 @@
     sliding_window, pseudo_perplexity, multiple_choice, labels, minimal_pairs     the measures (conf/measure/)
     harness              the nets of lmzoo as models of EleutherAI's lm-eval
 
-A measure is a class that is called with a net and text, and returns {metric: value}. `reads` says which text:
-"documents" (a split of a token store), "records" (paths of JSON lines) or "labelled" (see `labels.Labelled`).
-`families` names the families of nets that it is for, and `check(net)`, where it has one, refuses what it cannot do with
-a net before any text is read.
+A measure is a class that is called with a net and text, and returns {metric: value}, and as a whole number how much it
+has measured, {"tokens": n}. `reads` says which text: "documents" (a split of a token store), "records" (paths of JSON
+lines) or "labelled" (see `labels.Labelled`). `families` names the families of nets that it is for, and `check(net)`,
+where it has one, refuses what it cannot do with a net before any text is read.
 """

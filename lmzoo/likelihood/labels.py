@@ -47,7 +47,7 @@ class Labels:
         self.separator, self.words, self.batch_size = separator, words or {}, batch_size
 
     def __call__(self, net: nn.Module, texts: Labelled) -> dict[str, float]:
-        """{"accuracy": value} over the measured texts that have a label."""
+        """{"accuracy": value} over the measured texts that have a label, and their number."""
         labels = sorted({document.label for read in texts for document in read()} - {None})
         words = self.spoken(labels)
         before = "".join(f"{self.read(document)}{self.between}{words[document.label]}{self.separator}"
@@ -67,7 +67,7 @@ class Labels:
         for question, found in answered(net, questions, self.batch_size):
             sums, n = [one.log_likelihood for one in found], n + 1
             right += sums.index(max(sums)) == question.truth
-        return {"accuracy": right / n}
+        return {"accuracy": right / n, "items": n}
 
     def read(self, document: Document) -> str:
         return self.template.replace("{}", document.text)

@@ -26,7 +26,8 @@ SPLITS = {"documents": ("val", "test"), "records": (), "labelled": ("val", "test
 
 def check_net(measure, net: nn.Module) -> None:
     """Refuse a net that a measure is not for."""
-    name, head = type(measure).__name__, type(net.head).__name__
+    (room, _, name), head = type(measure).__module__.rpartition("."), type(net.head).__name__
+    name = f"measure={name}" if room == __package__ else type(measure).__name__
     if net.family not in measure.families:
         raise UserError(f"{name} is for nets of family {' or '.join(measure.families)}, and this one is of family "
                         f"{net.family}: take another measure=NAME")

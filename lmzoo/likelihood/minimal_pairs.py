@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from .pairs import Pair
-from .questions import Question, answered, naming, records, text
+from .questions import Question, answered, check_differ, naming, records, text
 
 
 class MinimalPairs:
@@ -30,16 +30,19 @@ class MinimalPairs:
         self.good_field, self.bad_field, self.groups, self.batch_size = good_field, bad_field, groups, batch_size
 
     def __call__(self, net: nn.Module, path: str | list[str]) -> dict[str, float]:
-        """{metric: value} over the pairs in the files of `path`: accuracy, and GROUP=VALUE/accuracy."""
+        """{metric: value} over the pairs in the files of `path`: accuracy and items, and GROUP=VALUE/ of both."""
         right, total = Counter(), Counter()
         for question, (good, bad) in answered(net, lambda: self.questions(path), self.batch_size):
-            names = ["accuracy", *(f"{group}/accuracy" for group in question.truth)]
-            total.update(names)
-            right.update(names if good.log_likelihood > bad.log_likelihood else ())
-        return {name: right[name] / total[name] for name in sorted(total, key=lambda name: ("/" in name, name))}
+            groups = ["", *(f"{group}/" for group in question.truth)]
+            total.update(groups)
+            right.update(groups if good.log_likelihood > bad.log_likelihood else ())
+        return {f"{group}{metric}": value for group in sorted(total)
+                for metric, value in (("accuracy", right[group] / total[group]), ("items", total[group]))}
 
     def questions(self, path: str | list[str]) -> Iterator[Question]:
         for place, record in records(path):
             with naming(place):
-                pairs = [Pair("", text(record, name)) for name in (self.good_field, self.bad_field)]
+                sentences = [text(record, name) for name in (self.good_field, self.bad_field)]
+                check_differ(sentences)
+            pairs = [Pair("", sentence) for sentence in sentences]
             yield Question(place, pairs, [f"{name}={record[name]}" for name in self.groups if name in record])

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import UserError
 from .pairs import Pair
-from .questions import Question, answered, check_template, naming, records, text, value
+from .questions import Question, answered, check_differ, check_template, naming, records, text, value
 
 
 class MultipleChoice:
@@ -43,7 +43,7 @@ class MultipleChoice:
             for metric, lengths in zip(right, ([1] * len(sums), n_bytes, [one.n_tokens for one in found]), strict=True):
                 scores = [total / length for total, length in zip(sums, lengths, strict=True)]
                 right[metric] += scores.index(max(scores)) == question.truth
-        return {metric: count / n for metric, count in right.items()}
+        return {metric: count / n for metric, count in right.items()} | {"items": n}
 
     def questions(self, path: str | list[str]) -> Iterator[Question]:
         for place, record in records(path):
@@ -56,6 +56,7 @@ class MultipleChoice:
         choices, answer = value(record, self.choices_field), value(record, self.answer_field)
         if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
             raise UserError(f"the field {self.choices_field} should be a list of texts, not {choices!r:.50}")
+        check_differ(choices)
         if len(choices) < 2:
             raise UserError(f"{len(choices)} choices leave nothing to choose: give two or more, or leave the row out")
         if type(answer) is not int or not 0 <= answer < len(choices):

@@ -35,7 +35,7 @@ class PseudoPerplexity:
             nats -= scored.log_probabilities.sum().item()
             correct, n = correct + int(scored.likeliest.sum()), n + 1
         loss = nats / n
-        return {"loss": loss, "pseudo_perplexity": perplexity(loss), "accuracy": correct / n}
+        return {"loss": loss, "pseudo_perplexity": perplexity(loss), "accuracy": correct / n, "tokens": n}
 
     def rows(self, net: nn.Module, documents) -> Iterator[Row]:
         tokenizer = net.tokenizer

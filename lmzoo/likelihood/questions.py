@@ -5,7 +5,7 @@ All questions are looked through before the first is put to the net, so that a m
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice, tee
 from typing import Any, NamedTuple
@@ -35,19 +35,24 @@ def answered(
     net: nn.Module, questions: Callable[[], Iterator[Question]], batch_size: int
 ) -> Iterator[tuple[Question, list[Likelihood]]]:
     """Each question with the likelihoods of its texts; `questions` is called twice."""
-    reader, n_questions = Reader(net), 0
+    n_questions = n_unknown = n_cut = 0
     for question in questions():
-        n_questions += 1
+        reader = Reader(net)
         with naming(question.place):
             for pair in question.pairs:
                 reader.ids(pair)
+        n_questions += 1
+        n_unknown += reader.n_unknown > 0
+        n_cut += reader.n_cut > 0
     if not n_questions:
         raise UserError("there is nothing to measure: no text that would be has a label")
-    if reader.n_unknown:
-        log.warning("%s texts hold signs or words for which the tokenizer has no token", f"{reader.n_unknown:,}")
-    if reader.n_cut:
-        log.warning("%s texts are longer than the %s positions of the model, which reads %s", f"{reader.n_cut:,}",
-                    f"{net.max_len:,}", "what is around each token" if net.family == "encoder" else "only their end")
+    if n_unknown:
+        log.warning("%s of %s items hold signs or words for which the tokenizer has no token", f"{n_unknown:,}",
+                    f"{n_questions:,}")
+    if n_cut:
+        log.warning("%s of %s items are longer than the %s positions of the model, which reads %s", f"{n_cut:,}",
+                    f"{n_questions:,}", f"{net.max_len:,}",
+                    "what is around each token" if net.family == "encoder" else "only their end")
     ours, theirs = tee(questions())
     found = likelihoods(net, (pair for question in theirs for pair in question.pairs), batch_size)
     for question in tqdm(ours, "questions", n_questions, disable=None, leave=False):
@@ -84,6 +89,13 @@ def text(record: Mapping, name: str) -> str:
     if not isinstance(found, str) or not found.strip():
         raise UserError(f"the field {name} should be a text, not {found!r:.50}")
     return found
+
+
+def check_differ(texts: Sequence[str]) -> None:
+    """UserError where two of the texts to choose from are the same."""
+    if again := next((one for place, one in enumerate(texts) if one in texts[:place]), None):
+        raise UserError(f"{few([again])!r} is there twice, and equal texts are equally likely: leave the item out, or "
+                        "mend it")
 
 
 def value(record: Mapping, name: str) -> Any:

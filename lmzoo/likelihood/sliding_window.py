@@ -46,7 +46,7 @@ class SlidingWindow:
                 bar.update(len(scored.log_probabilities))
         loss = nats / n
         return {"loss": loss, "perplexity": perplexity(loss),
-                "bits_per_byte": nats / (math.log(2) * documents.n_bytes)}  # fmt: skip
+                "bits_per_byte": nats / (math.log(2) * documents.n_bytes), "tokens": n}  # fmt: skip
 
     def windows(self, documents, length: int) -> Iterator[Row]:
         stride = self.stride or max(1, length // 2)

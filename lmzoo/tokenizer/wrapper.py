@@ -59,7 +59,8 @@ class Tokenizer:
                 raise UserError(f"tokenizer.special.{role}={name!r} is not a token of this tokenizer")
         usual = {role: next((name for name in names if name in vocabulary), None) for role, names in ROLES.items()}
         ids = {role: vocabulary.get(self.special.get(role, name)) for role, name in usual.items()}
-        self.bos, self.eos, self.unk, self.mask = ids["bos"], ids["eos"], ids["unk"], ids["mask"]
+        self.bos, self.eos, self.mask = ids["bos"], ids["eos"], ids["mask"]
+        self.unk = None if ids["unk"] in (self.bos, self.eos) else ids["unk"]  # GPT-2's never stands for a text
         self.pad = self.eos if ids["pad"] is None else ids["pad"]
         self.start = self.pad if self.bos is None else self.bos
         self.sentinels = []
