@@ -8,13 +8,17 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "tools" / "reproduce_downstream.sh"
 
 
+USAGE = "usage: tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets wiki_topic_en,movies,...] [--quick] [WORD...]"
+
+
 @pytest.mark.parametrize(("words", "line"), [
-    ([], "usage: tools/reproduce_downstream.sh DATA OUT [--minutes N] [--quick]"),
-    (["data"], "usage: tools/reproduce_downstream.sh DATA OUT [--minutes N] [--quick]"),
-    (["data", "out", "--minutes"], "--minutes : give a whole number, 1 or more"),
-    (["data", "out", "--minutes", "08"], "--minutes 08: give a whole number, 1 or more"),  # to bash a broken octal
+    ([], USAGE),
+    (["data"], USAGE),
+    (["data", "out", "--models"], "--models: name some of bert, gpt, t5"),
+    (["data", "out", "--models", "bert,llama"], "--models: llama is not one of bert, gpt, t5"),
+    (["data", "out", "--sets", "imdb", "--quick"], "--sets: there is no imdb"),
     (["data", "out", "--fast"], "unknown: --fast"),
-    (["data", "out", "--minutes", "1", "--quick"], "data/wiki_en.txt is missing"),
+    (["data", "out", "--sets", "movies", "--quick"], "data/wiki_en.txt is missing"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(tmp_path, words, line):
     done = subprocess.run(["bash", str(SCRIPT), *words], cwd=tmp_path, capture_output=True, text=True)
