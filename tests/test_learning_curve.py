@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from lmzoo.tools import learning_curve
-from lmzoo.tools.learning_curve import Init, configured, counted, curve, macro_f1, named
+from lmzoo.tools.learning_curve import Init, Size, configured, counted, curve, macro_f1, named
 
 import lmzoo
 import tiny_run
@@ -45,12 +45,14 @@ def test_a_curve_is_trained_once_and_goes_on(texts, base, tmp_path, monkeypatch)
     monkeypatch.setattr(lmzoo, "fit", lambda config: trained.append(config) or fit(config))
     words = [*WORDS, f"data.path={texts}"]
     with tiny_run.lean():
-        curve(folder, [str(base)], ["2"], [1], "test/accuracy", words)
-        assert [(config.init_from, config.data.per_class, config.seed) for config in trained] == [(str(base), 2, 1)]
+        curve(folder, [str(base)], [Size("2", 1)], [1], "test/accuracy", words)
+        assert [(config.init_from, config.data.per_class, config.seed, config.trainer.max_steps) for config in trained
+                ] == [(str(base), 2, 1, 1)]  # fmt: skip
         (folder / "base-2-1" / "result.json").write_text('{"test/accuracy": 0.25}')
-        told = curve(folder, [str(base), "scratch", "majority"], ["2", "all"], [1], "test/accuracy", words)
-    assert [(config.init_from, config.data.per_class) for config in trained[1:]] == [
-        (str(base), None), (None, 2), (None, None)]  # fmt: skip
+        sizes = [Size("2", 1), Size("all")]
+        told = curve(folder, [str(base), "scratch", "majority"], sizes, [1], "test/accuracy", words)
+    assert [(config.init_from, config.data.per_class, config.trainer.max_steps) for config in trained[1:]] == [
+        (str(base), None, 2), (None, 2, 1), (None, None, 2)]  # fmt: skip
     assert trained[2].model.d_model == lmzoo.load(base).config["d_model"]
     assert lmzoo.load(folder / "scratch-2-1").tokenizer.json == lmzoo.load(base).tokenizer.json
     lines = told.splitlines()
@@ -66,16 +68,16 @@ def test_means_and_deviations_are_over_seeds(tmp_path, monkeypatch):
     values = {1: 0.5, 2: 0.6, 3: 0.8}
     monkeypatch.setattr(learning_curve, "check", lambda *_: None)
     monkeypatch.setattr(learning_curve, "result", lambda run, line, size, seed, words: {"m": values[seed]})
-    told = curve(tmp_path / "new", ["majority"], ["4", "all"], [1, 2, 3], "m", [])
+    told = curve(tmp_path / "new", ["majority"], [Size("4"), Size("all")], [1, 2, 3], "m", [])
     cell = f"{statistics.fmean(values.values()):.3f} ± {statistics.stdev(values.values()):.3f}"
     assert told.splitlines()[2] == f"| majority class | {cell} | {cell} |" and cell == "0.633 ± 0.153"
 
 
 def test_what_is_no_net_is_counted_on_the_texts_that_a_net_learns_from(texts, base):
-    config = configured(Init("majority", str(base)), "all", 1, [*WORDS, f"data.path={texts}"])
+    config = configured(Init("majority", str(base)), Size("all"), 1, [*WORDS, f"data.path={texts}"])
     assert counted("majority", config) == pytest.approx({"test/accuracy": 0.5, "test/f1": 1 / 3})
     pytest.importorskip("sklearn")
-    config = configured(Init("svm", str(base)), "4", 1, [*WORDS, f"data.path={texts}"])
+    config = configured(Init("svm", str(base)), Size("4"), 1, [*WORDS, f"data.path={texts}"])
     assert counted("svm", config) == {"test/accuracy": 1, "test/f1": 1}
     with pytest.MonkeyPatch.context() as patch:
         asked = []
@@ -93,7 +95,7 @@ def test_a_pair_is_both_of_its_texts(texts, base, tmp_path):
     rows = [json.loads(line) for line in texts.read_text().splitlines()]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row | {"text": "a film", "b": row["text"]}) for row in rows))
     words = [*WORDS, f"data.path={tmp_path / 'a.jsonl'}", "data.pair_column=b"]
-    assert counted("svm", configured(Init("svm", str(base)), "all", 1, words))["test/accuracy"] == 1
+    assert counted("svm", configured(Init("svm", str(base)), Size("all"), 1, words))["test/accuracy"] == 1
 
 
 def test_macro_f1_by_hand():
@@ -122,7 +124,7 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, texts, base):
     (tmp_path / "mine" / "file").touch()
     code, line = said(monkeypatch, capsys, tmp_path / "mine", "--init", base, *words)
     assert code == 2 and "mine is not empty, and holds no learning curve" in line
-    new, setting = tmp_path / "new", learning_curve.matched(tmp_path / "new", words, {"base": str(base)})
+    new, setting = tmp_path / "new", learning_curve.matched(tmp_path / "new", words, {"base": str(base)}, {"2": 5})
     code, line = said(monkeypatch, capsys, new, "--init", base, "nowhere", *words)
     assert code == 2 and "init_from=nowhere does not exist" in line and not new.exists()
     new.mkdir()
@@ -132,6 +134,10 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, texts, base):
         (["--metric", "test/accurracy", "--sizes", "all", *words], "accurracy: majority class has no such; did you"),
         (["--sizes", "few", *words], "argument --sizes: invalid list value: 'few'"),
         (["--sizes", "0", *words], "argument --sizes: invalid list value: '0'"),
+        (["--sizes", "2:0", *words], "argument --sizes: invalid list value: '2:0'"),
+        (["--sizes", "2:5,2:6", *words], "argument --sizes: 2:5,2:6 says one twice"),
+        (["--sizes", "2:6", *words], "holds runs of 5 steps for size 2: give a new folder"),
+        (["--sizes", "2", *words], "holds runs of 5 steps for size 2: give a new folder"),
         (["--seeds=-1", *words], "argument --seeds: invalid list value: '-1'"),
         (["--seeds", "1,2,1", *words], "argument --seeds: 1,2,1 says one twice"),
         ([*words, "trainer=ddp"], "holds runs of other words"),
@@ -139,17 +145,17 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, texts, base):
         code, line = said(monkeypatch, capsys, tmp_path / "new", "--init", "majority", base, *given)
         assert code == 2 and expected in line, line
     with pytest.raises(UserError, match="holds runs of another base"):
-        learning_curve.matched(new, words, {"base": "elsewhere/base"})
+        learning_curve.matched(new, words, {"base": "elsewhere/base"}, {})
     for word, instead in (("seed=3", "say --seeds"), ("+data.per_class=5", "say --sizes"), ("run_dir=x", "folder")):
         with pytest.raises(UserError, match=f"{re.escape(word)}: leave it out; .*{instead}"):
-            learning_curve.check([], "all", 1, [*words, word])
+            learning_curve.check([], Size("all"), 1, [*words, word])
     monkeypatch.setattr(learning_curve, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="--init svm needs scikit-learn"):
-        learning_curve.check([Init("svm", str(base))], "all", 1, words)
+        learning_curve.check([Init("svm", str(base))], Size("all"), 1, words)
     with pytest.raises(UserError, match="trainer.strategy=ddp: the cells are of one process"):
-        configured(Init("base", str(base)), "all", 1, [*words, "trainer=ddp"])
+        configured(Init("base", str(base)), Size("all"), 1, [*words, "trainer=ddp"])
     monkeypatch.undo()
     for word, line in (("task.labels=classes", "texts of one class each"), ("data.deduplicate=true", "one class each"),
                        ("data.split_column=null", "this is for data with a test")):  # fmt: skip
         with pytest.raises(UserError, match=line):
-            learning_curve.check([Init("majority", str(base))], "all", 1, [*words, word])
+            learning_curve.check([Init("majority", str(base))], Size("all"), 1, [*words, word])

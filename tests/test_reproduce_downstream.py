@@ -8,7 +8,7 @@ import pytest
 SCRIPT = Path(__file__).parents[1] / "tools" / "reproduce_downstream.sh"
 
 
-USAGE = "usage: tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets wiki_topic_en,movies,...] [--quick] [WORD...]"
+USAGE = "usage: tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets movies,...] [--quick] [WORD...]"
 
 
 @pytest.mark.parametrize(("words", "line"), [

@@ -12,8 +12,9 @@ the class that most training texts have, `svm` is a linear support vector machin
 and pairs of them (of Chinese: of up to three signs), by scikit-learn. All learn from and are
 measured on the same texts.
 
-FOLDER gets a run for each cell, table.json and table.png. A cell that is done is not done again:
-say the same words to go on.
+--sizes 10:120,50:200,all trains on ten texts of each class for 120 steps, on fifty for 200, on all
+for as many as a run has by the words. FOLDER gets a run for each cell, table.json and table.png. A
+cell that is done is not done again: say the same words to go on.
 """
 
 import json
@@ -42,6 +43,22 @@ OWN = {"seed": "say --seeds", "data.per_class": "say --sizes", "init_from": "say
 COUNTED = {MAJORITY: "majority class", SVM: "TF-IDF, linear SVM"}  # what is no net
 
 
+class Size(NamedTuple):
+    """How many texts of each class to learn from, or all; for how many steps, None: as the words say."""
+
+    per_class: str
+    steps: int | None = None
+
+    @property
+    def title(self) -> str:
+        return ALL if self.per_class == ALL else f"{self.per_class} a class"
+
+    @property
+    def words(self) -> list[str]:
+        return [*([] if self.per_class == ALL else [f"data.per_class={self.per_class}"]),
+                *([f"trainer.max_steps={self.steps}"] if self.steps else [])]  # fmt: skip
+
+
 class Init(NamedTuple):
     """What a line of the table starts from: the net of `base` (None: that of the words), or its like with fresh
     weights, or no net at all."""
@@ -55,10 +72,10 @@ class Init(NamedTuple):
         return COUNTED.get(self.name, self.name)
 
 
-def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], metric: str, words: list[str]) -> str:
+def curve(folder: Path, inits: list[str], sizes: list[Size], seeds: list[int], metric: str, words: list[str]) -> str:
     """Train what is not trained yet; the table, in Markdown."""
     lines = named(inits)
-    setting = matched(folder, words, {line.name: line.base for line in lines})
+    setting = matched(folder, words, {line.name: line.base for line in lines}, dict(sizes))
     todo = [line for line in lines for size in sizes for seed in seeds if not done(folder, line, size, seed).exists()]
     check(dict.fromkeys(todo), sizes[0], seeds[0], words)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,8 +89,8 @@ def curve(folder: Path, inits: list[str], sizes: list[str], seeds: list[int], me
                 if metric not in found:
                     raise UserError(f"--metric {metric}: {line.title} has no such{nearest(metric, found)}")
                 values.append(found[metric])
-            records.append({"init": line.title, "per_class": size, "metric": metric, "seeds": seeds, "values": values,
-                            "mean": statistics.fmean(values),
+            records.append({"init": line.title, "per_class": size.per_class, "metric": metric, "seeds": seeds,
+                            "values": values, "mean": statistics.fmean(values),
                             "deviation": statistics.stdev(values) if len(values) > 1 else None})  # fmt: skip
     write(folder / "table.json", json.dumps(records, indent=1) + "\n")
     picture(records, sizes, metric, folder / "table.png")
@@ -97,7 +114,7 @@ def named(inits: Sequence[str]) -> list[Init]:
     return found
 
 
-def matched(folder: Path, words: list[str], bases: dict[str, str | None]) -> dict:
+def matched(folder: Path, words: list[str], bases: dict[str, str | None], steps: dict[str, int | None]) -> dict:
     """What the cells of a folder are of, to be noted in it; UserError where those that it has are of something else."""
     file = folder / SETTING
     if not file.exists() and folder.exists() and any(folder.iterdir()):
@@ -108,10 +125,13 @@ def matched(folder: Path, words: list[str], bases: dict[str, str | None]) -> dic
     for name, base in bases.items():
         if noted["bases"].setdefault(name, base) != base and name not in COUNTED:
             raise UserError(f"{folder} holds runs of another {name}, of {noted['bases'][name]}: give a new folder")
+    for size, n in steps.items():
+        if (other := noted.setdefault("steps", {}).setdefault(size, n)) != n:
+            raise UserError(f"{folder} holds runs of {other or 'the usual'} steps for size {size}: give a new folder")
     return noted
 
 
-def check(lines: Iterable[Init], size: str, seed: int, words: list[str]) -> None:
+def check(lines: Iterable[Init], size: Size, seed: int, words: list[str]) -> None:
     """UserError, before the first cell is trained, where one of `lines` couldn't be."""
     for word in words:
         if (name := word.partition("=")[0].lstrip("+")) in OWN:
@@ -126,12 +146,12 @@ def check(lines: Iterable[Init], size: str, seed: int, words: list[str]) -> None
             raise UserError(f"--init {line.name}: this is for data with a test (data.split_column, data.test_path)")
 
 
-def done(folder: Path, line: Init, size: str, seed: int) -> Path:
+def done(folder: Path, line: Init, size: Size, seed: int) -> Path:
     """The file that a cell ends with."""
-    return folder / f"{line.name}-{size}-{seed}" / "result.json"
+    return folder / f"{line.name}-{size.per_class}-{seed}" / "result.json"
 
 
-def result(file: Path, line: Init, size: str, seed: int, words: list[str]) -> dict[str, float]:
+def result(file: Path, line: Init, size: Size, seed: int, words: list[str]) -> dict[str, float]:
     """The metrics of the cell that ends with `file`, which is trained unless it has been."""
     run = file.parent
     if not file.exists():
@@ -146,10 +166,9 @@ def result(file: Path, line: Init, size: str, seed: int, words: list[str]) -> di
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def configured(line: Init, size: str, seed: int, words: list[str]):
+def configured(line: Init, size: Size, seed: int, words: list[str]):
     """The configuration of a cell; one with fresh weights has the net and the tokenizer of its base, and no more."""
-    own = [f"seed={seed}", *([] if size == ALL else [f"data.per_class={size}"]),
-           *([f"init_from={line.base}"] if line.base else [])]  # fmt: skip
+    own = [f"seed={seed}", *size.words, *([f"init_from={line.base}"] if line.base else [])]
     config = lmzoo.compose(*words, *own)
     if config.trainer.strategy != "auto":
         raise UserError(f"trainer.strategy={config.trainer.strategy}: the cells are of one process; leave it out")
@@ -215,18 +234,18 @@ def support_vectors(texts: list[str], asked: list[str], labels: list[str]) -> li
     return machine.predict(vectors.transform(asked)).tolist()
 
 
-def table(records: Sequence[dict], sizes: Sequence[str], metric: str) -> str:
+def table(records: Sequence[dict], sizes: Sequence[Size], metric: str) -> str:
     """A line for each of --init, its mean and standard deviation over the seeds for each size."""
     cells = {(one["init"], one["per_class"]): f"{one['mean']:.3f}" + (
         f" ± {one['deviation']:.3f}" if one["deviation"] is not None else "") for one in records}  # fmt: skip
-    lines = [f"| {metric} | " + " | ".join(size if size == ALL else f"{size} a class" for size in sizes) + " |",
+    lines = [f"| {metric} | " + " | ".join(size.title for size in sizes) + " |",
              "|---" * (len(sizes) + 1) + "|"]  # fmt: skip
     for name in dict.fromkeys(one["init"] for one in records):
-        lines.append(f"| {name} | " + " | ".join(cells[name, size] for size in sizes) + " |")
+        lines.append(f"| {name} | " + " | ".join(cells[name, size.per_class] for size in sizes) + " |")
     return "\n".join(lines)
 
 
-def picture(records: Sequence[dict], sizes: Sequence[str], metric: str, file: Path) -> None:
+def picture(records: Sequence[dict], sizes: Sequence[Size], metric: str, file: Path) -> None:
     """A line for each of --init over the sizes, with the deviation over seeds."""
     from matplotlib.figure import Figure
 
@@ -236,17 +255,18 @@ def picture(records: Sequence[dict], sizes: Sequence[str], metric: str, file: Pa
         own = [one for one in records if one["init"] == name]
         axes.errorbar(range(len(sizes)), [one["mean"] for one in own], [one["deviation"] or 0 for one in own],
                       fmt="--" if name in COUNTED.values() else "o-", capsize=3, label=name)  # fmt: skip
-    axes.set_xticks(range(len(sizes)), sizes)
+    axes.set_xticks(range(len(sizes)), [size.per_class for size in sizes])
     axes.set(xlabel="labelled texts of each class", ylabel=f"{metric}, mean and deviation over seeds")
     axes.legend(fontsize="small")
     figure.savefig(file, dpi=120)
 
 
 def main() -> None:
-    def size(text: str) -> str:
-        if text != ALL and int(text) < 1:
+    def size(text: str) -> Size:
+        per_class, _, steps = text.partition(":")
+        if per_class != ALL and int(per_class) < 1 or steps and int(steps) < 1:
             raise ValueError
-        return text
+        return Size(per_class, int(steps) if steps else None)
 
     def seed(text: str) -> int:
         if int(text) < 0:
@@ -256,7 +276,7 @@ def main() -> None:
     def several(kind):
         def values(text: str) -> list:
             found = [kind(one) for one in text.split(",")]
-            if len({*found}) < len(found):
+            if len({one[0] if isinstance(one, Size) else one for one in found}) < len(found):
                 raise ArgumentTypeError(f"{text} says one twice")
             return found
 
@@ -268,8 +288,8 @@ def main() -> None:
     arguments.add_argument("words", nargs="*", metavar="WORD", help="of training, as task=classification")
     arguments.add_argument("--init", nargs="+", action="extend", required=True, metavar="INIT",
                            help="runs, exported folders, scratch, majority, svm")  # fmt: skip
-    arguments.add_argument("--sizes", type=several(size), default=["10", "50", "200", ALL], metavar="10,50,all",
-                           help="texts of each class")  # fmt: skip
+    arguments.add_argument("--sizes", type=several(size), default="10,50,200,all", metavar="10,50,all",
+                           help="texts of each class; :STEPS behind it, for how long")  # fmt: skip
     arguments.add_argument("--seeds", type=several(seed), default=[1, 2, 3], metavar="1,2,3")
     arguments.add_argument("--metric", default="test/accuracy", help="of result.json (test/accuracy)")
     given = arguments.parse_args()

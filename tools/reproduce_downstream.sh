@@ -2,7 +2,7 @@
 # Does pretraining help? Pretrain each family on unlabelled text, fine-tune it on labelled sets with few and all labels,
 # beside the same nets from scratch, the majority class and a linear SVM; print the tables as Markdown.
 #
-#   tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets wiki_topic_en,movies,...] [--quick] [WORD...]
+#   tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets movies,...] [--quick] [WORD...]
 #
 # DATA holds wiki_en.txt, sotu.txt and wordnet.txt (pretraining), and wiki_topic_en, movies, reuters_r8, conll2003 and
 # zh_reviews .jsonl (text or tokens, label or tags, split). OUT gets all runs; what is done in it is not done again.
@@ -10,19 +10,19 @@
 # all out. WORD: of lmzoo.train, for all runs, such as trainer.precision=bf16-mixed. Needs pip install 'lmzoo[bench]'.
 set -euo pipefail
 
-usage="usage: tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets wiki_topic_en,movies,...] [--quick] [WORD...]"
+usage="usage: tools/reproduce_downstream.sh DATA OUT [--models bert,gpt,t5] [--sets movies,...] [--quick] [WORD...]"
 [[ ${1:-} && ${2:-} ]] || { echo "$usage" >&2; exit 2; }
 data=$1 out=$2
 shift 2
-models=(bert gpt t5) sets=(wiki_topic_en movies zh_reviews reuters_r8 conll2003) words=() net=() quick=()
-seeds=1,2,3 sizes=10,50,all
+models=(bert gpt t5) sets=(wiki_topic_en movies zh_reviews reuters_r8 conll2003) words=() quick=()
+seeds=1,2,3 sizes=10:120,50:200,all:600
 while (($#)); do
   case $1 in
     --models) IFS=, read -ra models <<<"${2:-}"; shift; shift $(($# > 0)) ;;
     --sets) IFS=, read -ra sets <<<"${2:-}"; shift; shift $(($# > 0)) ;;
     --quick)
-      net=(model.d_model=32 model.n_layers=1 model.n_heads=2 model.d_ff=64 model.max_len=64)
-      quick=(trainer.max_steps=4 data.batch_size=4) seeds=1 sizes=3; shift ;;
+      quick=(model.d_model=32 model.n_layers=1 model.n_heads=2 model.d_ff=64 model.max_len=64 trainer.max_steps=4)
+      seeds=1 sizes=3:4; shift ;;
     -*) echo "unknown: $1" >&2; exit 2 ;;
     *) words+=("$1"); shift ;;
   esac
@@ -44,18 +44,19 @@ mkdir -p "$out"
 # LANGUAGE MODEL WORD...: pretrain, unless that is done. Before a norm that follows the sum, and with learned positions,
 # a tiny encoder predicts unigrams for thousands of steps; before the norm and with rotary ones for some hundreds
 pretrained() {
-  local folder=$out/$1-$2 own
+  local folder=$out/$1-$2 own steps
   [[ -f $folder/result.json ]] && return
+  case $1-$2 in en-bert) steps=8000 ;; en-*) steps=4500 ;; zh-bert) steps=3000 ;; zh-*) steps=2000 ;; esac
   case $2 in
-    bert) own=(task=mlm model/position=rotary model/block=pre trainer.max_steps=8000) ;;
-    gpt) own=(task=clm trainer.max_steps=4500) ;;
-    t5) own=(task=span_corruption trainer.max_steps=4500) ;;
+    bert) own=(task=mlm model/position=rotary model/block=pre) ;;
+    gpt) own=(task=clm) ;;
+    t5) own=(task=span_corruption) ;;
   esac
   if [[ -f $folder/checkpoints/MANIFEST.json ]]; then
     "$python" -m lmzoo.train ckpt="$folder"
   else
-    "$python" -m lmzoo.train model="$2" size=tiny model.max_len=128 data.batch_size=32 optim.lr=2e-3 "${own[@]}" \
-      run_dir="$folder" logger.wandb.mode=disabled "${words[@]}" "${@:3}" "${net[@]}" "${quick[@]}"
+    "$python" -m lmzoo.train model="$2" size=tiny model.max_len=128 data.batch_size=32 optim.lr=2e-3 \
+      trainer.max_steps=$steps "${own[@]}" run_dir="$folder" logger.wandb.mode=disabled "${words[@]}" "${@:3}" "${quick[@]}"
   fi
 }
 
@@ -66,8 +67,8 @@ table() {
   while [[ $1 != -- ]]; do inits+=("$1"); shift; done
   "$python" -m lmzoo.tools.learning_curve "$out/$set" --init "${inits[@]}" --sizes $sizes --seeds $seeds --metric "test/$metric" \
     data=jsonl data.path="$data/$set.jsonl" data.split_column=split checkpoint.monitor="val/$metric" optim.lr=1e-3 \
-    trainer.max_steps=600 trainer.val_every_n_steps=50 trainer.patience=4 logger.wandb.mode=disabled \
-    "${words[@]}" "${@:2}" "${quick[@]}" >"$out/$set.log" 2>&1 || { tail -5 "$out/$set.log" >&2; exit 1; }
+    trainer.val_every_n_steps=40 logger.wandb.mode=disabled \
+    "${words[@]}" "${@:2}" >"$out/$set.log" 2>&1 || { tail -5 "$out/$set.log" >&2; exit 1; }
   printf '\n**%s**\n\n' "$title"
   grep '^|' "$out/$set.log"
 }
@@ -105,5 +106,5 @@ PYTHON
       lines inits zh "${models[@]}" ;;
     *) lines inits en "${models[@]}" ;;
   esac
-  table "$set" accuracy "$set" "${inits[@]}" majority svm -- task=classification
+  table "$set" accuracy "$set" "${inits[@]}" majority svm -- task=classification task.head.pool=mean
 done

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from .cache import KeyValues, Ring
 from .layout import Layout
+from .project import lay_side_by_side, project
 
 NARROW = 16  # d_head; FlexAttention's kernels take no less
 SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
@@ -83,6 +84,7 @@ class Attention(nn.Module):
         self.q = nn.Linear(d_model, n_heads * d_head, bias)
         self.k = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
         self.v = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
+        lay_side_by_side(*((self.q, self.k, self.v) if d_memory is None else (self.k, self.v)))
         self.out = nn.Linear(n_heads * d_head, d_model, bias if out_bias is None else out_bias)
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
@@ -92,11 +94,13 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D). With ``memory`` (B, S, d_memory) keys and values come from it."""
         x = x.to(product_dtype(x))  # once: under autocast each of q, k and v would do it, and keep its copy
-        q = self.q_norm(self._heads(self.q(x), self.n_heads))
-        if memory is not None and cache is not None:
-            k, v = cache.keys, cache.values
+        if memory is None:
+            q, *new = project(x, self.q, self.k, self.v)
+            k, v = self._by_head(*new)
         else:
-            k, v = self.key_values(x if memory is None else memory)
+            q = self.q(x)
+            k, v = self.key_values(memory) if cache is None else (cache.keys, cache.values)
+        q = self.q_norm(self._heads(q, self.n_heads))
         if position is not None:
             turn = layout.turns.get(id(position)) or position.turn(layout.q_positions)
             q, k = position.rotate(q, k, turn)
@@ -107,11 +111,7 @@ class Attention(nn.Module):
 
     def key_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of ``source`` (B, S, d_memory), each (B, H_kv, S, K)."""
-        source = source.to(product_dtype(source))
-        return (
-            self.k_norm(self._heads(self.k(source), self.n_kv_heads)),
-            self._heads(self.v(source), self.n_kv_heads),
-        )
+        return self._by_head(*project(source.to(product_dtype(source)), self.k, self.v))
 
     def lower(self, x: Tensor, layout: Layout, position=None) -> tuple[Tensor | None, bool]:
         """(mask, is_causal) for this part's window and kernel, see Layout.lower; made once for all layers alike.
@@ -152,6 +152,9 @@ class Attention(nn.Module):
     def _weigh(self, scores: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         weights = (scores if mask is None else scores.add_(mask)).softmax(-1)
         return F.dropout(weights, self.dropout, self.training) @ self._every_head(v)
+
+    def _by_head(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.k_norm(self._heads(k, self.n_kv_heads)), self._heads(v, self.n_kv_heads)
 
     def _heads(self, x: Tensor, n_heads: int) -> Tensor:
         return x.unflatten(-1, (n_heads, self.d_head)).transpose(1, 2)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .attention import product_dtype
+from .project import lay_side_by_side, project
 
 
 class FeedForward(nn.Module):
@@ -37,11 +38,12 @@ class GLU(FeedForward):
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, *, activation, bias: bool = False):
         super().__init__(d_model, d_ff, dropout, activation=activation, bias=bias)
         self.gate = nn.Linear(d_model, d_ff, bias)
+        lay_side_by_side(self.gate, self.up)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
-        x = x.to(product_dtype(x))  # once for both
-        return self.down(self.dropped(self.activation(self.gate(x)) * self.up(x)))
+        gate, up = project(x.to(product_dtype(x)), self.gate, self.up)  # another dtype once for both
+        return self.down(self.dropped(self.activation(gate) * up))
 
 
 class SquaredReLU(nn.Module):
