@@ -193,12 +193,14 @@ def test_a_run_is_seen(gpt_run, tmp_path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0 and out == f"{html} and {png}: decoder on itself: 2 layers x 2 heads\n"
     assert "<canvas" in html.read_text() and imread(png).shape[0] > 300
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, capsys, gpt_run, "--text", "the cat")[1].startswith("attention.html and attention.png: ")
+    assert {*tmp_path.iterdir()} == {html, png, tmp_path / "attention.html", tmp_path / "attention.png"}
 
 
 @pytest.mark.parametrize(("typed", "reason"), [
     (["RUN", "--html", "NEW.html"], 'no text to read: say --text "..."'),
     (["RUN", "--text", " ", "--html", "NEW.html"], "no text to read"),
-    (["RUN", "--text", "a cat"], "nothing to write: name a page, --html FILE"),
     (["RUN", "--text", "a cat", "--html", "THERE.html"], "is there already, and nothing is overwritten"),
     (["RUN", "--text", "a cat", "--html", "NEW.html", "--png", "THERE.png"], "is there already"),
     (["RUN", "--text", "a cat", "--png", "NEW.jpg"], "name a file that ends in .png"),
@@ -230,10 +232,3 @@ def test_a_net_that_has_diverged():
         net.decoder.blocks[1].cross.q.weight[0, 0] = torch.nan
     with pytest.raises(lmzoo.UserError, match="decoder on encoder: layer 1 has weights that are not finite"):
         attention.views(net, TEXT, "the dog")
-
-
-def test_a_folder_without_a_tokenizer(tmp_path):
-    pytest.importorskip("transformers")
-    lmzoo.hf.to_hf(models.make("gpt"), tmp_path / "hf")
-    with pytest.raises(lmzoo.UserError, match="has no tokenizer to read a text with"):
-        attention.see(tmp_path / "hf", "a", None, tmp_path / "a.html", None)
