@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from contextlib import ExitStack
+from html import unescape
 
 import pytest
 import torch
@@ -232,3 +235,22 @@ def test_a_net_that_has_diverged():
         net.decoder.blocks[1].cross.q.weight[0, 0] = torch.nan
     with pytest.raises(lmzoo.UserError, match="decoder on encoder: layer 1 has weights that are not finite"):
         attention.views(net, TEXT, "the dog")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs a browser")
+def test_a_browser_shows_what_is_pointed_at(tmp_path):
+    """The encoder's attention, its second layer and head, and where its third token looks."""
+    found = attention.views(make("t5"), TEXT, "the dog")
+    probe = """<script>
+      document.querySelector("#kinds button").click()
+      document.querySelectorAll("#grid canvas")[5].click()
+      document.querySelectorAll("#queries > span")[2].dispatchEvent(new MouseEvent("mouseenter"))
+      document.title = JSON.stringify([at("where").textContent, [...at("keys").children].map(key => Number(key.title))])
+    </script>"""
+    (tmp_path / "a.html").write_text(attention.page("run", found) + probe)
+    browser = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'own'}", "--dump-dom"]
+    shown = subprocess.run([*browser, (tmp_path / "a.html").as_uri()], capture_output=True, text=True)
+    where, weights = json.loads(unescape(re.search("<title>(.*)</title>", shown.stdout)[1]))
+    assert where == "encoder on itself: layer 1, head 1"
+    assert weights == pytest.approx(found[0].weights[1, 1, 2].tolist(), abs=1e-4)
