@@ -35,17 +35,20 @@ def build(config: Mapping, trust: tuple[str, ...] = ()):
     return room.build(config, trust)
 
 
-def load(path: str | Path, trust: tuple[str, ...] = ()):
+def load(path: str | Path, trust: tuple[str, ...] = (), *, reads_text: bool = False):
     """The net of a checkpoint file, a run's folder (its newest whole checkpoint), or a Hugging Face folder.
 
-    In eval mode, with `.config` and `.tokenizer`. A `_target_` that resolves outside lmzoo, torch.nn and the modules
-    named in `trust` is refused (UserError).
+    In eval mode, with `.config` and `.tokenizer`, which a Hugging Face folder may lack unless `reads_text`. A
+    `_target_` that resolves outside lmzoo, torch.nn and the modules named in `trust` is refused (UserError).
     """
     if not isinstance(path, str | os.PathLike):
         raise UserError(f"load({path!r}): give a path, of a checkpoint file, a run's folder or an exported folder")
     try:
         if (Path(path) / "config.json").is_file():
-            return importlib.import_module(".hf", __name__).from_hf(path)
+            net = importlib.import_module(".hf", __name__).from_hf(path)
+            if reads_text and not hasattr(net, "tokenizer"):
+                raise UserError(f"{path} holds no tokenizer to read a text with: save the net's into it")
+            return net
         return importlib.import_module(".checkpoint", __name__).load(path, trust)
     except OSError as error:
         raise UserError(importlib.import_module(".checks", __name__).explain(error)) from error

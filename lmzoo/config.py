@@ -110,7 +110,7 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
         failed.append(end.code)
     except KeyboardInterrupt as end:
         if ranks.on_first_rank():
-            print(f"lmzoo: {end or 'interrupted'}", file=sys.stderr)
+            print(f"lmzoo: {str(end) or 'interrupted'}", file=sys.stderr)
         failed.append(getattr(end, "exit_code", 130))
     if jobs := sweep.jobs(sweep.Sweep.folder):
         print(f"\n{sweep.table(jobs)}")

@@ -101,7 +101,7 @@ def by_measure(config: DictConfig) -> dict[str, float]:
     parts.check_texts(settings["data"])
     measure = parts.made(settings["measure"])
     measuring.check_data(measure, settings)
-    net = load(config.ckpt, tuple(config.trust))
+    net = load(config.ckpt, tuple(config.trust), reads_text=True)
     measuring.check_net(measure, net)
     if measure.reads == "documents" and not settings["other"]:
         tell_changed(settings | {"task": net.identity["config"]["task"]}, net.tokenizer, net.identity)

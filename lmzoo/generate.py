@@ -97,7 +97,7 @@ def open_net(config: DictConfig, typed: set[str]):
     """The net of `config.ckpt` on `config.device`, if it has a use for all words that were `typed`."""
     from . import load
 
-    net = load(config.ckpt, tuple(config.trust))
+    net = load(config.ckpt, tuple(config.trust), reads_text=True)
     if config.chat and (net.family != "decoder" or net.tokenizer.chat_template is None):
         raise UserError(f"chat=true: {config.ckpt} has no chat template; leave it out, or train it on conversations "
                         "(task=chat)")

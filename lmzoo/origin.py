@@ -41,7 +41,7 @@ def open_origin(config: DictConfig) -> Origin:
     if not config.init_from:
         return Origin()
     place = checkpoint.locate_base(config.init_from) if config.adapter else config.init_from
-    source = load(place, trust)
+    source = load(place, trust, reads_text=True)
     if not ranks.follows():  # the first rank's configuration has the task's head by now
         runs.check_unedited({"model": plain(config.model)}, {"model": source.config}, free=runs.NOT_THE_NET)
     checkpoint.check_finite(source.state_dict(), config.init_from)

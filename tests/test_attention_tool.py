@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from contextlib import ExitStack
+from html import unescape
 
 import pytest
 import torch
@@ -193,12 +196,14 @@ def test_a_run_is_seen(gpt_run, tmp_path, monkeypatch, capsys):
     code, out, _ = run(monkeypatch, capsys, *words)
     assert code == 0 and out == f"{html} and {png}: decoder on itself: 2 layers x 2 heads\n"
     assert "<canvas" in html.read_text() and imread(png).shape[0] > 300
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, capsys, gpt_run, "--text", "the cat")[1].startswith("attention.html and attention.png: ")
+    assert {*tmp_path.iterdir()} == {html, png, tmp_path / "attention.html", tmp_path / "attention.png"}
 
 
 @pytest.mark.parametrize(("typed", "reason"), [
     (["RUN", "--html", "NEW.html"], 'no text to read: say --text "..."'),
     (["RUN", "--text", " ", "--html", "NEW.html"], "no text to read"),
-    (["RUN", "--text", "a cat"], "nothing to write: name a page, --html FILE"),
     (["RUN", "--text", "a cat", "--html", "THERE.html"], "is there already, and nothing is overwritten"),
     (["RUN", "--text", "a cat", "--html", "NEW.html", "--png", "THERE.png"], "is there already"),
     (["RUN", "--text", "a cat", "--png", "NEW.jpg"], "name a file that ends in .png"),
@@ -232,8 +237,20 @@ def test_a_net_that_has_diverged():
         attention.views(net, TEXT, "the dog")
 
 
-def test_a_folder_without_a_tokenizer(tmp_path):
-    pytest.importorskip("transformers")
-    lmzoo.hf.to_hf(models.make("gpt"), tmp_path / "hf")
-    with pytest.raises(lmzoo.UserError, match="has no tokenizer to read a text with"):
-        attention.see(tmp_path / "hf", "a", None, tmp_path / "a.html", None)
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs a browser")
+def test_a_browser_shows_what_is_pointed_at(tmp_path):
+    """The encoder's attention, its second layer and head, and where its third token looks."""
+    found = attention.views(make("t5"), TEXT, "the dog")
+    probe = """<script>
+      document.querySelector("#kinds button").click()
+      document.querySelectorAll("#grid canvas")[5].click()
+      document.querySelectorAll("#queries > span")[2].dispatchEvent(new MouseEvent("mouseenter"))
+      document.title = JSON.stringify([at("where").textContent, [...at("keys").children].map(key => Number(key.title))])
+    </script>"""
+    (tmp_path / "a.html").write_text(attention.page("run", found) + probe)
+    browser = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'own'}", "--dump-dom"]
+    shown = subprocess.run([*browser, (tmp_path / "a.html").as_uri()], capture_output=True, text=True)
+    where, weights = json.loads(unescape(re.search("<title>(.*)</title>", shown.stdout)[1]))
+    assert where == "encoder on itself: layer 1, head 1"
+    assert weights == pytest.approx(found[0].weights[1, 1, 2].tolist(), abs=1e-4)

@@ -63,6 +63,12 @@ def test_rows_end_with_eos_and_are_filled_up_with_it():
     assert torch.equal(generate(net, rows[:1], max_new_tokens=12, eos=eos), free[:1, :7])  # and it stops there
 
 
+@pytest.mark.parametrize("kind, words", [("gpt", {}), ("t5", {"start": 3})])
+def test_a_net_is_asked_as_the_function_is(kind, words):
+    net, rows, mask = make(kind), ids(2, 4), torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    assert torch.equal(net.generate(rows, mask, 5, **words), generate(net, rows, mask, 5, **words))
+
+
 def test_forbidden_ids_never_come_out():
     net, rows = make("gpt"), ids(8, 4)
     likeliest = generate(net, rows, max_new_tokens=6)[:, 4:].unique().tolist()

@@ -12,7 +12,7 @@ from lmzoo.tools.export import export
 import lmzoo
 import lmzoo.checkpoint
 import models
-from lmzoo import programs
+from lmzoo import hf, programs
 from lmzoo.tokenizer import byte
 
 transformers = pytest.importorskip("transformers")
@@ -273,6 +273,14 @@ def test_export_and_back(gpt_run, tmp_path):
     ids = torch.tensor([ours.tokenizer.encode("the cat sat on a mat")])
     assert torch.allclose(ours(ids), back(ids), atol=1e-5)
     assert back.tokenizer.encode("the dog ran") == ours.tokenizer.encode("the dog ran")
+
+
+def test_a_folder_that_is_not_named_is_called_after_the_run_and_the_format(gpt_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert export(str(gpt_run), None).startswith(f"{gpt_run.name}-hf: open it")
+    assert hf.is_hf_folder(f"{gpt_run.name}-hf") and len([*tmp_path.iterdir()]) == 1
+    with pytest.raises(lmzoo.UserError, match="-hf is not empty: give a new folder"):
+        export(str(gpt_run), None)
 
 
 @pytest.mark.parametrize(("place", "reason"), [

@@ -2,6 +2,7 @@
 
 import math
 import random
+from itertools import accumulate
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,3 +62,19 @@ def test_schemes_are_trained_short_and_read_long(tmp_path, monkeypatch):
             extrapolate.extrapolate([*words, word], ["rotary"], 8, 9999, None)
     with pytest.raises(UserError, match="--read 8 must be more than the rows of training"):
         extrapolate.extrapolate(words, ["rotary"], 8, 8, None)
+
+
+@pytest.mark.slow
+def test_alibi_reads_on_without_loss(tmp_path, monkeypatch):
+    """Press et al. 2022: trained in rows of 16, it tells as much up to position 64, where sinusoids are lost."""
+    monkeypatch.chdir(tmp_path)
+    draw, after = random.Random(0), {"a": "bbbc", "b": "ccca", "c": "aaab"}  # what mostly follows a letter
+    text = ["".join(accumulate(range(draw.randrange(200)), lambda letter, _: draw.choice(after[letter]), initial="a"))
+            for _ in range(400)]  # fmt: skip
+    (tmp_path / "a.txt").write_text("\n\n".join(text))
+    own = ["data.batch_size=16", "data.val_fraction=0.5", "trainer.max_steps=300", "optim.lr=1e-2"]
+    words = [*WORDS, *own, f"data.path={tmp_path / 'a.txt'}"]
+    lines = extrapolate.extrapolate(words, ["sinusoidal", "alibi"], 16, 64, None).splitlines()[1:]
+    found = {name: list(map(float, cells)) for name, *cells in map(str.split, lines)}
+    assert 0.56 < found["alibi"][0] < 0.8  # 0.562 are the nats of such a letter
+    assert max(found["alibi"][1:]) < found["alibi"][0] + 0.03 < found["sinusoidal"][-1] - 0.1

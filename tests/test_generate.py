@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_only_newlines_part_prompts(gpt_run, said, tmp_path):
 
 
 @pytest.mark.parametrize("run, bad, more, line", [
-    ("gpt_run", "the cat " * 40, [], "positions"), ("bert_run", "the cat", [], "0 blanks"),
+    ("gpt_run", "the cat " * 40, [], "positions"), ("bert_run", "the cat", [], "no blank: put {}"),
     ("bert_run", "the q {}", [], "no token for 'q' of the prompt"), ("bert_run", "{} cat" * 70, [], "longer than"),
     ("t5_run", "{} " * 101, [], "101 blanks"), ("gpt_run", None, ["top_k=9999"], "the vocabulary's size"),
     ("t5_run", "the {}", ["n_beams=2"], "n_beams: an encoder-decoder fills blanks"),
@@ -189,10 +190,17 @@ def test_answers_overwrite_nothing(tmp_path, monkeypatch, capsys):
     assert "is there already" in capsys.readouterr().err and (tmp_path / "out").read_text() == "kept"
 
 
+def test_ctrl_c_at_the_prompt(gpt_run, said, monkeypatch, capsys):
+    monkeypatch.setattr("builtins.input", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit, match="130"):
+        said(gpt_run, lines="")
+    assert capsys.readouterr() == ("", "lmzoo: interrupted\n")
+
+
 def test_mistakes_that_need_the_net(gpt_run, bert_run, tmp_path, said, capsys):
     for run, words, line in [
         (bert_run, ["top_p=0.9", "prompt=a {}"], "top_p: an encoder fills blanks"),
-        (bert_run, ["prompt=the cat"], "0 blanks"),
+        (bert_run, ["prompt=the cat"], "no blank: put {}"),
         (bert_run, ["prompt=a {}", "max_new_tokens=3"], "max_new_tokens=3: an encoder fills a blank with one token"),
         (bert_run, ["prompt=the q {}"], "no token for 'q' of the prompt"),
         (gpt_run, ["prompt=a", "max_new_tokens=10000"], "positions"),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import models
 from lmzoo import UserError, hf
 from spoken import TEXT, bpe, net
 
@@ -102,6 +103,9 @@ def test_mistakes(both, tmp_path):
     hf.to_hf(net("bert"), tmp_path / "bert")
     with pytest.raises(UserError, match="of the family encoder"):
         Harness(str(tmp_path / "bert"))
+    hf.to_hf(models.make("gpt"), tmp_path / "without")
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        Harness(str(tmp_path / "without"))
     with pytest.raises(UserError, match="max_gen_toks=24 must be less than the model's 24 positions"):
         both[0].generate_until(requests("generate_until", ("a", {"max_gen_toks": 24})))
     with pytest.raises(UserError, match="tokens, more than the 24 positions"):

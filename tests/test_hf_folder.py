@@ -1,7 +1,10 @@
 """What is written for transformers: who may read it, what is said of it, and BERT under the heads of our tasks."""
 
+import importlib
 import json
 import logging
+import sys
+from pathlib import Path
 
 import pytest
 import tokenizers
@@ -84,6 +87,23 @@ def test_a_classifier_that_lmzoo_cannot_export_is_refused_by_what_differs(tmp_pa
                       (decoder, "GPT2LMHeadModel, differs: head is Classifier")):  # fmt: skip
         with pytest.raises(UserError, match=f"knows no architecture .* the nearest, {line}"):
             hf.to_hf(net, tmp_path / "out")
+
+
+@pytest.mark.parametrize("command, words", [
+    ("generate", ["ckpt=hf", "prompt=a"]), ("train", ["init_from=hf", "task=clm", "run_dir=run"]),
+    ("evaluate", ["ckpt=hf", "measure=sliding_window", "data=text", "data.path=a.txt"]),
+    ("tools.prepare_data", ["init_from=hf", "task=clm"]), ("tools.inspect_data", ["init_from=hf", "task=clm"]),
+    ("tools.attention", ["hf", "--text", "a"]),
+])  # fmt: skip
+def test_what_reads_text_refuses_a_folder_without_a_tokenizer(tmp_path, monkeypatch, capsys, command, words):
+    monkeypatch.chdir(tmp_path)
+    hf.to_hf(models.make("gpt"), "hf")
+    Path("a.txt").write_text("a text")
+    monkeypatch.setattr(sys, "argv", [command, *words])
+    with pytest.raises(SystemExit, match="2"):
+        importlib.import_module(f"lmzoo.{command}").main()
+    assert capsys.readouterr() == ("", "lmzoo: hf holds no tokenizer to read a text with: save the net's into it\n")
+    assert {file.name for file in tmp_path.iterdir()} == {"hf", "a.txt"}
 
 
 def test_a_folder_in_use_is_refused(tmp_path):

@@ -2,7 +2,6 @@
 
 import pytest
 
-import models
 from lmzoo.errors import UserError
 from lmzoo.likelihood.labels import Labels
 from lmzoo.likelihood.measuring import check_net, chosen, read
@@ -14,7 +13,6 @@ from spoken import net
 @pytest.mark.parametrize("measure, net, line", [
     (SlidingWindow(), net("bert"), "^measure=sliding_window is for nets of family decoder, and this one is of"),
     (PseudoPerplexity(), net("bert", head="pooler"), "=pseudo_perplexity needs a head .*, and this net ends in a P"),
-    (SlidingWindow(), models.make("gpt"), "=sliding_window reads text, and the folder of this net holds no tok"),
     (SlidingWindow(33), net("gpt"), "measure.stride=33 must be between 1 and"),
 ])  # fmt: skip
 def test_nets_that_a_measure_is_not_for(measure, net, line):

@@ -55,6 +55,8 @@ def test_a_tokenizer_is_spoken_of_when_it_is_trained_and_not_again(words):
     held_out = [document.text for split, document in Source(compose(*words).data).documents() if split == "val"]
     assert said == [f"tokenizer trained: {len(own):,} tokens; on held-out text {measure(own, held_out)}"]
     assert held_out and measure(own, held_out).n_tokens > 0
+    own = data.prepare_tokenizer(compose(*words, "data.val_fraction=0"), said.append)
+    assert said[1:] == [f"tokenizer trained: {len(own):,} tokens"]  # of no text nothing is said
 
 
 def test_the_held_out_text_of_a_tokenizer_is_that_of_val_path(tmp_path, words):

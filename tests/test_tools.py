@@ -9,6 +9,7 @@ import pytest
 from lmzoo.tools import benchmark
 
 from lmzoo import UserError, tools
+from lmzoo.errors import Interrupted
 
 NAMES = sorted(file.stem for file in Path(tools.__file__).parent.glob("[!_]*.py"))
 WRITERS = {  # words that are wrong in all else too: the file is what is looked at first
@@ -68,18 +69,36 @@ def test_a_new_file_is_not_made_yet(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "line"), [
+    (KeyboardInterrupt(), "lmzoo: interrupted\n"), (Interrupted("saved", 130), "lmzoo: saved\n"),
     (PermissionError(13, "Permission denied", "/a/b"), "lmzoo: /a/b: Permission denied (is the path right"),
     (NotADirectoryError(20, "Not a directory", "/a/b"), "lmzoo: /a/b: Not a directory (is the path right"),
     (OSError("two\nlines"), "lmzoo: two; lines"), (UserError("a mistake"), "lmzoo: a mistake"),
 ])  # fmt: skip
-def test_what_the_disk_refuses_is_one_line(capsys, error, line):
+def test_what_ends_a_tool_is_one_line(capsys, error, line):
     def fail():
         raise error
 
     with pytest.raises(SystemExit) as end:
         tools.answer(fail)
     out, told = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and told.startswith(line) and told.count("\n") == 1
+    assert end.value.code == (130 if isinstance(error, KeyboardInterrupt) else 2)
+    assert out == "" and told.startswith(line) and told.count("\n") == 1
+
+
+@pytest.mark.parametrize("tool", NAMES)
+def test_an_option_that_no_tool_has_is_one_line(monkeypatch, capsys, tool):
+    code, out, error = said(monkeypatch, capsys, tool, "--nothing")
+    assert (code, out, error.count("\n")) == (2, "", 1) and error.startswith("lmzoo: ")
+
+
+@pytest.mark.parametrize(("tool", "word", "instead"), [
+    ("extrapolate", "model.max_len=64", "give --length"), ("extrapolate", "model/position=alibi", "give --schemes"),
+    ("norm_study", "model.n_layers=3", "give --depths"), ("norm_study", "model/block=pre", "give --blocks"),
+    ("norm_study", "name=mine", "leave it out"),
+])  # fmt: skip
+def test_a_word_that_a_tool_says_itself(monkeypatch, capsys, tool, word, instead):
+    name = word.partition("=")[0]
+    assert said(monkeypatch, capsys, tool, word) == (2, "", f"lmzoo: {word}: this tool says {name} itself: {instead}\n")
 
 
 @pytest.mark.parametrize("tool", ["export", "merge_checkpoint", "yardsticks", "summarise_sweep"])
@@ -100,7 +119,7 @@ def test_a_run_that_is_none(monkeypatch, capsys, tmp_path, tool, place):
 ])  # fmt: skip
 def test_what_a_benchmark_does_not_know(monkeypatch, capsys, words):
     code, _, error = said(monkeypatch, capsys, "benchmark", *words)
-    assert code == 2 and re.match("benchmark: error: (argument|the following)|lmzoo: --mb", error.splitlines()[-1])
+    assert code == 2 and error.count("\n") == 1 and re.match("lmzoo: (argument|the following|--mb)", error)
 
 
 @pytest.mark.parametrize(("tool", "function", "words"), [

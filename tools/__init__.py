@@ -2,18 +2,22 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from lmzoo import UserError
 from lmzoo.checks import explain
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that takes words before, between and behind options."""
+    """A parser that takes words before, between and behind options, and answers a mistake by one line."""
 
     def parse_args(self, args=None, namespace=None) -> argparse.Namespace:
         return self.parse_intermixed_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"lmzoo: {message}; --help says more\n")
 
 
 def parser(doc: str) -> argparse.ArgumentParser:
@@ -45,10 +49,22 @@ def new_file(file: str | Path, suffix: str = "") -> Path:
     return file
 
 
+def check_own(words: Iterable[str], own: Mapping[str, str]) -> None:
+    """Refuse a word of training that a tool says itself, by what to say instead: `own` of it."""
+    for word in words:
+        name = word.lstrip("+~").partition("=")[0]
+        if name in own:
+            raise UserError(f"{word}: this tool says {name} itself: {own[name]}")
+
+
 def answer(tool: Callable[..., str], *arguments: object) -> None:
-    """Print what `tool(*arguments)` says; a user's mistake, or the disk's, is one line on stderr and exit code 2."""
+    """Print what `tool(*arguments)` says; a user's mistake, or the disk's, is one line on stderr and exit code 2, as
+    Ctrl-C is one."""
     try:
         print(tool(*arguments))
     except (UserError, OSError) as error:
         print(f"lmzoo: {explain(error)}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt as end:
+        print(f"lmzoo: {str(end) or 'interrupted'}", file=sys.stderr)
+        sys.exit(getattr(end, "exit_code", 130))

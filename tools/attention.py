@@ -48,15 +48,13 @@ class View:
 def see(run: str, text: str, reply: str | None, html: Path | None, png: Path | None, trust: tuple = ()) -> str:
     """Write the page, the picture, or both; what was written. `reply`: what a decoder reads that answers the text."""
     if not html and not png:
-        raise UserError("nothing to write: name a page, --html FILE, a picture, --png FILE, or both")
+        html, png = Path("attention.html"), Path("attention.png")
     for file, suffix in ((html, ".html"), (png, ".png")):
         if file:
             new_file(file, suffix)
     if not text.strip():
         raise UserError('no text to read: say --text "..."')
-    net = load(run, trust)
-    if not hasattr(net, "tokenizer"):
-        raise UserError(f"{run} has no tokenizer to read a text with: give a folder that holds one")
+    net = load(run, trust, reads_text=True)
     found = views(net, text, reply)
     if html:
         html.write_text(page(run, found), encoding="utf-8")
@@ -211,8 +209,9 @@ def main() -> None:
                            help="a run's folder, a checkpoint file, or a folder that transformers reads")  # fmt: skip
     arguments.add_argument("--text", default="", help="what the net reads")
     arguments.add_argument("--answer", help="what the decoder of an encoder-decoder reads (default: what it generates)")
-    arguments.add_argument("--html", type=Path, metavar="FILE", help="the page, a new file")
-    arguments.add_argument("--png", type=Path, metavar="FILE", help="a picture of all layers and heads, a new file")
+    arguments.add_argument("--html", type=Path, metavar="FILE", help="the page, a new file (default: attention.html)")
+    arguments.add_argument("--png", type=Path, metavar="FILE", help="a picture of all layers and heads, a new file "
+                           "(default: attention.png; if one of the two is named, that alone is written)")  # fmt: skip
     trusting(arguments)
     given = arguments.parse_args()
     answer(see, given.run, given.text, given.answer, given.html, given.png, tuple(given.trust))

@@ -1,7 +1,7 @@
 """Hand a run over: a folder with its net, its tokenizer and a model card, README.md, of what the
 run's own files say.
 
-python -m lmzoo.tools.export RUN FOLDER [--to hf] [--best]
+python -m lmzoo.tools.export RUN [FOLDER] [--to hf] [--best]
 
 hf             what transformers opens, with the same logits: GPT-2, Llama, BERT, T5 v1.0 and v1.1;
                of nets trained on labelled data those of BERT, read at the first token (classes,
@@ -40,9 +40,9 @@ FORMATS = ("hf", *programs.FILES)
 ROUNDS = 21  # of each arm, by turns
 
 
-def export(run: str, folder: str, to: str = "hf", best: bool = False, trust: tuple[str, ...] = ()) -> str:
+def export(run: str, folder: str | None, to: str = "hf", best: bool = False, trust: tuple[str, ...] = ()) -> str:
     """Write the net of `run` to the new `folder`; of which checkpoint it is, and what to do with it then."""
-    folder = hf.check_folder(folder)
+    folder = hf.check_folder(folder or f"{Path(run).resolve().name.removesuffix('.ckpt')}-{to}")
     if to.startswith("onnx"):
         programs.check_packages()
     is_run = not hf.is_hf_folder(run)
@@ -203,7 +203,8 @@ def said(cost: Mapping) -> str:
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("run", help="a run's folder, a checkpoint file, or a folder of transformers")
-    arguments.add_argument("folder", help="where to write; must not hold anything yet")
+    arguments.add_argument("folder", nargs="?", help="where to write, a new folder or an empty one (default: NAME-hf, "
+                           "after the run and the format)")  # fmt: skip
     arguments.add_argument("--to", choices=FORMATS, default=FORMATS[0], help="the format")
     arguments.add_argument("--best", action="store_true", help="the run's best checkpoint, not its newest")
     trusting(arguments)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from lmzoo.tools import answer, new_file, parser
+from lmzoo.tools import answer, check_own, new_file, parser
 from torch import Tensor, nn
 
 import lmzoo
@@ -29,6 +29,7 @@ def extrapolate(words: list[str], schemes: list[str], length: int, read: int, pn
     """The table: nats per token in each stretch of positions; `png`: the picture to draw."""
     if read <= length:
         raise UserError(f"--read {read} must be more than the rows of training, --length {length}")
+    check_own(words, {"model/position": "give --schemes", "model.max_len": "give --length", "name": "leave it out"})
     if png:
         new_file(png, ".png")
     configs = {scheme: config(words, scheme, length) for scheme in schemes}

@@ -59,7 +59,7 @@ def assemble(words: list[str]):
     """(task, data module) of the run that `words` describe; its net has no weights."""
     config = compose(*words)
     start = config.ckpt or config.init_from
-    source = load(start, tuple(config.trust)) if start else None
+    source = load(start, tuple(config.trust), reads_text=True) if start else None
     tokenizer = source.tokenizer if config.ckpt else parts.build_tokenizer(config, source, {})
     store = data.prepare(config, tokenizer)
     with torch.device("meta"):

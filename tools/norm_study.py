@@ -13,7 +13,7 @@ gpt with Glorot's initialisation, as in both papers, for 500 steps.
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lmzoo.tools import answer, new_file, parser
+from lmzoo.tools import answer, check_own, new_file, parser
 from torch import nn
 
 import lmzoo
@@ -35,6 +35,7 @@ class Study:
 
 def study(words: list[str], depths: list[int], blocks: list[str], png: Path | None) -> str:
     """The table of all blocks and depths; `png`: the picture to draw."""
+    check_own(words, {"model/block": "give --blocks", "model.n_layers": "give --depths", "name": "leave it out"})
     if png:
         new_file(png, ".png")
     typed = {word.partition("=")[0] for word in words}

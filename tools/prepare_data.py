@@ -12,7 +12,7 @@ from lmzoo.data import unknown
 def prepare(words: list[str]) -> str:
     """Prepare tokenizer and token store of the run that `words` describe; what each split holds, as a table."""
     config = compose(*words)
-    source = load(config.init_from, tuple(config.trust)) if config.init_from else None
+    source = load(config.init_from, tuple(config.trust), reads_text=True) if config.init_from else None
     tokenizer = parts.build_tokenizer(config, source, {})
     prepared = data.prepare(config, tokenizer)
     stores = getattr(prepared, "stores", {"": prepared})  # of a mixture's sources

@@ -62,7 +62,8 @@ def prepare_tokenizer(config: Mapping, source, say: Callable[[str], object] | No
                 if say:
                     measure = tokenizers.measure(trained, tokenizers.sample(source.held_out_texts(), HELD_OUT_MB))
                     room = f" (the model has room for {n:,})" if (n := node["vocab_size"]) > len(trained) else ""
-                    say(f"tokenizer trained: {len(trained):,} tokens{room}; on held-out text {measure}")
+                    told = f"; on held-out text {measure}" if measure.n_tokens else ""
+                    say(f"tokenizer trained: {len(trained):,} tokens{room}{told}")
     return tokenizers.Tokenizer(read_meta(kept)["tokenizer"], node.get("special"))
 
 

@@ -94,9 +94,11 @@ def blanked(text: str, n_words: int = 1) -> tuple[str, list[str]]:
 def join(tokenizer, text: str, fillers: Sequence[int]) -> list[int]:
     """Ids of ``text`` with one of ``fillers`` in place of each blank."""
     first, *others = text.split(BLANK)
-    if not 1 <= len(others) <= len(fillers):
-        raise UserError(f"the text has {len(others)} blanks: put {BLANK} where a part is missing, "
-                        f"1 to {len(fillers) or 'any number of'} times")  # fmt: skip
+    if not others:
+        raise UserError(f"the text has no blank: put {BLANK} where a part is missing")
+    if len(others) > len(fillers):
+        raise UserError(f"the text has {len(others)} blanks, and the tokenizer has sentinels for {len(fillers)}: leave "
+                        "some out")
     ids = tokenizer.encode(first.rstrip())
     for filler, part in zip(fillers, others, strict=False):
         ids = [*ids, filler, *tokenizer.encode(part.rstrip())]

@@ -52,7 +52,8 @@ class Harness(TemplateLM):
             raise UserError(f"batch_size={batch_size}: give a number of rows")
         if not torch.cuda.is_available() and str(device or "cuda").startswith("cuda"):
             device = "cpu"  # lm-eval's command says cuda unless it is told otherwise
-        self.net = load(pretrained, (trust,) if isinstance(trust, str) else tuple(trust)).to(device or "cuda")
+        trust = (trust,) if isinstance(trust, str) else tuple(trust)
+        self.net = load(pretrained, trust, reads_text=True).to(device or "cuda")
         check_family(self.net, "decoder")
         self.words, self.batch_size = self.net.tokenizer, int(batch_size)
         self.words.require("bos", "eos", task="lm-eval")

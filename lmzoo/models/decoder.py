@@ -11,8 +11,8 @@ class Decoder(Encoder):
     family = "decoder"
     causal = True
 
-    def generate(self, input_ids, **options):
+    def generate(self, input_ids, *given, **options):
         """Continue rows of ids: see ``lmzoo.decoding.generate``."""
         from ..decoding import generate
 
-        return generate(self, input_ids, **options)
+        return generate(self, input_ids, *given, **options)

@@ -122,8 +122,8 @@ class EncoderDecoder(nn.Module):
         """An empty cache for ``batch`` decoder rows of at most ``max_len`` tokens."""
         return self.decoder.cache(batch, max_len)
 
-    def generate(self, input_ids: Tensor, **options) -> Tensor:
+    def generate(self, input_ids: Tensor, *given, **options) -> Tensor:
         """Answer rows of ids: see ``lmzoo.decoding.generate``."""
         from ..decoding import generate
 
-        return generate(self, input_ids, **options)
+        return generate(self, input_ids, *given, **options)
