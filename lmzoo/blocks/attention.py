@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .cache import KeyValues, Ring
 from .layout import Layout
-from .project import lay_side_by_side, project
+from .project import Projects
 
 NARROW = 16  # d_head; FlexAttention's kernels take no less
 SHORT = 512  # keys; below it, one matrix of bf16 scores is quicker on a CPU than the fused kernel
@@ -44,7 +44,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
-class Attention(nn.Module):
+class Attention(Projects):
     """Multi-head attention over the same row, or over a ``memory`` of width d_memory.
 
     ``n_kv_heads`` < n_heads shares each key/value head between n_heads / n_kv_heads query heads. ``bias`` is that of
@@ -84,7 +84,8 @@ class Attention(nn.Module):
         self.q = nn.Linear(d_model, n_heads * d_head, bias)
         self.k = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
         self.v = nn.Linear(d_memory or d_model, n_kv_heads * d_head, bias)
-        lay_side_by_side(*((self.q, self.k, self.v) if d_memory is None else (self.k, self.v)))
+        if d_memory is None:
+            self.lay_together("q", "k", "v")
         self.out = nn.Linear(n_heads * d_head, d_model, bias if out_bias is None else out_bias)
         self.q_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
         self.k_norm = nn.Identity() if qk_norm is None else qk_norm(d_head)
@@ -95,7 +96,7 @@ class Attention(nn.Module):
         """x (B, T, D) -> (B, T, D). With ``memory`` (B, S, d_memory) keys and values come from it."""
         x = x.to(product_dtype(x))  # once: under autocast each of q, k and v would do it, and keep its copy
         if memory is None:
-            q, *new = project(x, self.q, self.k, self.v)
+            q, *new = self.project(x)
             k, v = self._by_head(*new)
         else:
             q = self.q(x)
@@ -111,7 +112,8 @@ class Attention(nn.Module):
 
     def key_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of ``source`` (B, S, d_memory), each (B, H_kv, S, K)."""
-        return self._by_head(*project(source.to(product_dtype(source)), self.k, self.v))
+        source = source.to(product_dtype(source))
+        return self._by_head(self.k(source), self.v(source))
 
     def lower(self, x: Tensor, layout: Layout, position=None) -> tuple[Tensor | None, bool]:
         """(mask, is_causal) for this part's window and kernel, see Layout.lower; made once for all layers alike.

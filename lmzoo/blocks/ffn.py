@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .attention import product_dtype
-from .project import lay_side_by_side, project
+from .project import Projects
 
 
 class FeedForward(nn.Module):
@@ -32,17 +32,17 @@ class FeedForward(nn.Module):
         return self.drop(x) if self.training else x
 
 
-class GLU(FeedForward):
+class GLU(FeedForward, Projects):
     """down(dropout(activation(gate(x)) * up(x)))."""
 
     def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, *, activation, bias: bool = False):
         super().__init__(d_model, d_ff, dropout, activation=activation, bias=bias)
         self.gate = nn.Linear(d_model, d_ff, bias)
-        lay_side_by_side(self.gate, self.up)
+        self.lay_together("gate", "up")
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
-        gate, up = project(x.to(product_dtype(x)), self.gate, self.up)  # another dtype once for both
+        gate, up = self.project(x.to(product_dtype(x)))  # another dtype once for both
         return self.down(self.dropped(self.activation(gate) * up))
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..blocks.head import Pooler
+from ..blocks.project import joined
 from ..choices import check_choices
 from ..errors import UserError
 from ..models.encoder import check_ids
@@ -263,6 +264,7 @@ def evaluating(model: nn.Module):
         with (
             torch.no_grad() if sharded else torch.inference_mode(),
             torch.compiler.set_stance("force_eager") if compiled else nullcontext(),
+            nullcontext() if sharded else joined(model),
         ):
             yield
     finally:
