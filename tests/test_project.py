@@ -102,10 +102,11 @@ def test_layers_that_are_not_plain_or_not_side_by_side_do_their_own(shapes, chan
 
 def test_nothing_is_left_joined_after_an_error():
     part = Part()
+    before = dict(vars(part))
     with pytest.raises(KeyError), joined(part):
         assert part.one
         raise KeyError
-    assert part.one is None
+    assert part.one is None and dict(vars(part)) == before
 
 
 @pytest.mark.parametrize(("model", "n"), [("llama", 2), ("gpt", 1)])

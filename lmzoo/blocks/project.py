@@ -53,7 +53,7 @@ def joined(net: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part in parts:
-            part.one = None
+            vars(part).pop("one", None)
 
 
 @torch.no_grad()
