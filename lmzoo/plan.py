@@ -202,8 +202,9 @@ def plan(task, config: Mapping, datamodule, first_step: int = 0) -> Plan:
     rows, length = batch["input_ids"].shape
     tokens, targets = _kept(batch, ""), int((batch["labels"] != IGNORED).sum())
     decoder = {"decoder_tokens": 0, "decoder_length": 0}
-    if "decoder_input_ids" in batch:
-        decoder = {"decoder_tokens": _kept(batch, "decoder_"), "decoder_length": batch["decoder_input_ids"].shape[1]}
+    if net.family == "encoder-decoder":
+        side = "decoder_" if "decoder_input_ids" in batch else ""  # a classifier's decoder reads what its encoder does
+        decoder = {"decoder_tokens": _kept(batch, side), "decoder_length": batch[f"{side}input_ids"].shape[1]}
     flops = count_flops(net, tokens, targets, length, **decoder)
     peak, source = find_peak(device, dtype)
     rows_left = datamodule.rows_read(steps) - datamodule.rows_read(first_step)

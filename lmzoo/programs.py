@@ -6,6 +6,7 @@ weight is w = scale * q, and what it meets is rounded so as it comes, by a scale
 arXiv:1712.05877); the rest stays fp32.
 """
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from .blocks.head import Pooler
 from .errors import UserError
 
 FILES = {"torch_export": "model.pt2", "onnx": "model.onnx", "onnx_int8": "model.onnx"}
@@ -25,9 +27,10 @@ Run = Callable[[dict[str, Tensor]], Tensor]  # from a program's inputs to its lo
 
 def inputs(net: nn.Module) -> list[str]:
     """What a program of `net` takes, all of them rows of int64: (B, T), of a decoder's beside an encoder (B, S)."""
-    if net.family == "encoder-decoder":
+    if net.family == "encoder-decoder" and not isinstance(net.head, Pooler):
         return ["input_ids", "attention_mask", "decoder_input_ids"]
-    return ["input_ids", "attention_mask"] + ["token_type_ids"] * net.embed.tells_pairs
+    tells_pairs = net.family != "encoder-decoder" and net.embed.tells_pairs
+    return ["input_ids", "attention_mask"] + ["token_type_ids"] * tells_pairs
 
 
 def sizes(net: nn.Module) -> dict[str, dict]:
@@ -53,6 +56,7 @@ def example(net: nn.Module, batch: int, length: int, seed: int = 0) -> dict[str,
 @torch.no_grad()
 def trace(net: nn.Module) -> torch.export.ExportedProgram:
     """The program of `net`, which is in eval mode. Raises UserError for a net of which none can be made."""
+    net = copy.deepcopy(net)  # each weight in a piece of memory of its own, as the archive wants them
     with refusing(net, "torch.export"):
         return torch.export.export(net, (), example(net, 2, 5), dynamic_shapes=sizes(net), strict=False)
 

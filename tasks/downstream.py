@@ -1,7 +1,8 @@
 """What tasks on single documents share: their batches, what each family is read at, and what is written of a test.
 
 An encoder is read at its first token (BERT: Devlin et al. 2018, arXiv:1810.04805), a decoder at its last kept token
-(GPT: Radford et al. 2018), an encoder-decoder at its decoder's only state when that is fed the start token.
+(GPT: Radford et al. 2018), as is an encoder-decoder, whose decoder reads the text too (BART: Lewis et al. 2019,
+arXiv:1910.13461).
 """
 
 import math
@@ -111,8 +112,6 @@ class Downstream(Documents):
 
     def __init__(self, net: nn.Module, tokenizer, *args, **settings):
         super().__init__(net, tokenizer, *args, **settings)
-        if net.family == "encoder-decoder":
-            tokenizer.require("start", task=type(self).__module__.rpartition(".")[2])
         types = net.family != "encoder-decoder" and net.embed.tells_pairs
         self.n_outputs = net.head.out.out_features
         self.collator = Labelled(tokenizer.pad or 0, types, self.n_outputs)
@@ -151,11 +150,8 @@ class Downstream(Documents):
     def logits(self, batch: dict) -> Tensor:
         """(B, outputs of the head) in fp32."""
         ids, mask = batch["input_ids"], batch["attention_mask"]
-        if self.net.family == "encoder-decoder":
-            start = torch.full_like(ids[:, :1], self.tokenizer.start)
-            return self.net(ids, mask, start, readout=lambda head, hidden: head(hidden)).float()
-        types = batch.get("token_type_ids")  # of pairs, where the net has any
-        return self.net(ids, mask, token_type_ids=types, readout=lambda head, hidden: head(hidden, mask)).float()
+        types = {name: rows for name, rows in batch.items() if name == "token_type_ids"}  # of pairs, for nets with any
+        return self.net(ids, mask, **types, readout=lambda head, hidden: head(hidden, mask)).float()
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         return self.judged(self.logits(batch), batch)

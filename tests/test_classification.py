@@ -77,7 +77,7 @@ def pooled(model, batch):
 
 
 def test_what_each_family_is_read_at():
-    """An encoder at its first token, a decoder at its last kept one, an encoder-decoder at the start token."""
+    """An encoder at its first token, a decoder at its last kept one, an encoder-decoder there when it reads again."""
     batch = Labelled(TOKENIZER.pad)(list(examples()))
     ids, mask = batch["input_ids"], batch["attention_mask"]
     states = lambda head, hidden: hidden  # noqa: E731
@@ -85,8 +85,9 @@ def test_what_each_family_is_read_at():
     torch.testing.assert_close(pooled(encoder, batch), encoder.net(ids, mask, readout=states)[:, 0])
     last = decoder.net(ids, mask, readout=states)[range(len(ids)), mask.sum(1) - 1]
     torch.testing.assert_close(pooled(decoder, batch), last)
-    start = torch.full((len(ids), 1), TOKENIZER.start)
-    torch.testing.assert_close(pooled(both, batch), both.net(ids, mask, start, readout=states)[:, 0])
+    last = both.net(ids, mask, ids, mask, readout=states)[range(len(ids)), mask.sum(1) - 1]
+    torch.testing.assert_close(pooled(both, batch), last)
+    torch.testing.assert_close(both.net(ids, mask), both.logits(batch))
 
 
 def test_loss_is_torchs_and_smoothing_is_off_in_evaluation():

@@ -30,7 +30,7 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "callbacks": {"checkpoint"},
     "hf": {"checkpoint", "tokenizer"},
     "likelihood": {"blocks", "checks", "data", "decoding", "load", "texts"},
-    "programs": set(),
+    "programs": {"blocks"},
     "tasks": {"blocks", "callbacks", "draws", "optim", "decoding", "checkpoint", "tokenizer", "literal"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
     "parts": CONFIG | {"adapters", "callbacks", "checkpoint", "data", "engines", "memory", "optim", "tokenizer"},

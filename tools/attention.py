@@ -126,9 +126,11 @@ def read(net: nn.Module, text: str, reply: str | None) -> dict[str, list[int]]:
         whole = whole[1:]
     rows = {TEXT: whole}
     check_length(net, "text", whole)
-    if answers:
+    if answers and not speaks:
+        rows[ANSWER] = whole  # which the decoder reads as well
+    elif answers:
         tokenizer.require("start", "eos", task="answering")
-        said = encode(net, reply) if reply is not None else answered(net, whole) if speaks else []
+        said = encode(net, reply) if reply is not None else answered(net, whole)
         rows[ANSWER] = [tokenizer.start, *said]
         check_length(net, "answer", rows[ANSWER])
     return rows

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ..blocks.cache import Cache
+from ..blocks.head import Pooler
 from ..blocks.stack import Stack
 from ..errors import UserError
 from .encoder import check_ids, read_out
@@ -75,9 +76,13 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """input_ids (B, S), decoder_input_ids (B, T) -> logits (B, T, V), or ``readout(head, hidden)`` of (B, T, D).
 
+        A classifier's logits are (B, classes); its decoder reads the text as well, where it is given nothing else.
+
         Attention masks: 1 for kept tokens; with both kinds of document ids, tokens see only their own document, also
         across from the decoder to the encoder.
         """
+        if decoder_input_ids is None and isinstance(self.head, Pooler):
+            decoder_input_ids, decoder_attention_mask = input_ids, attention_mask
         if decoder_input_ids is None:
             raise UserError("decoder_input_ids are missing: an encoder-decoder is called as net(input_ids, "
                             "attention_mask, decoder_input_ids), with None for a mask that keeps all")  # fmt: skip
