@@ -80,6 +80,8 @@ def read(path: str, prompt: str | None, out_path: str | None) -> list[str]:
         raise UserError(f"prompt={prompt} and prompts_path={path}: give one of them")
     if out_path is not None and Path(out_path).exists():
         raise UserError(f"out_path={out_path} is there already: give a new file")
+    if out_path is not None and not Path(out_path).absolute().parent.is_dir():
+        raise UserError(f"out_path={out_path}: there is no folder {Path(out_path).parent}; make it first")
     try:
         with open(Path(path).expanduser(), encoding="utf-8-sig", newline="\n") as file:
             prompts = file.read().replace("\r\n", "\n").removesuffix("\n").split("\n")

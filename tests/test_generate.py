@@ -180,14 +180,15 @@ def test_files_of_prompts_that_are_none(content, line, tmp_path, monkeypatch, ca
     assert line in error and str(file) in error and error.count("\n") == 1
 
 
-def test_answers_overwrite_nothing(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("out", "line"), [("out", "is there already"), ("no/out", "there is no folder")])
+def test_where_answers_go_is_looked_at_first(tmp_path, monkeypatch, capsys, out, line):
     for name in ("prompts", "out"):
         (tmp_path / name).write_text("kept", encoding="utf-8")
-    words = [f"prompts_path={tmp_path / 'prompts'}", f"out_path={tmp_path / 'out'}"]
+    words = [f"prompts_path={tmp_path / 'prompts'}", f"out_path={tmp_path / out}"]
     monkeypatch.setattr("sys.argv", ["lmzoo.generate", "ckpt=/nowhere", *words])
     with pytest.raises(SystemExit, match="2"):
         command()
-    assert "is there already" in capsys.readouterr().err and (tmp_path / "out").read_text() == "kept"
+    assert line in capsys.readouterr().err and (tmp_path / "out").read_text() == "kept"
 
 
 def test_ctrl_c_at_the_prompt(gpt_run, said, monkeypatch, capsys):
