@@ -37,8 +37,8 @@ class Predictions:
 
     def write(self, path: Path, first_rank: bool) -> None:
         """Write the records of all ranks as JSON lines, in one move; all ranks call it, and the first one writes."""
-        mine = self._lines()
-        for _ in range(0, max(of_all_ranks(len(self))), AT_ONCE):
+        mine, lengths = self._lines(), of_all_ranks(len(self))
+        for _ in range(0, max(lengths) if len(lengths) > 1 else 0, AT_ONCE):
             of_each = of_all_ranks(list(islice(mine, AT_ONCE)))
             if first_rank:
                 self._put(chain.from_iterable(of_each[1:]))

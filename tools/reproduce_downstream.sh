@@ -41,8 +41,8 @@ for name in {wiki_en,sotu,wordnet}.txt "${sets[@]/%/.jsonl}"; do
 done
 mkdir -p "$out"
 
-# LANGUAGE MODEL WORD...: pretrain, unless that is done. Before a norm that follows the sum, and with learned positions,
-# a tiny encoder predicts unigrams for thousands of steps; before the norm and with rotary ones for some hundreds
+# LANGUAGE MODEL WORD...: pretrain, unless that is done. A tiny encoder with post-norm and learned positions predicts no
+# more than unigrams for over a thousand steps, one with pre-norm and rotary positions for some hundreds
 pretrained() {
   local folder=$out/$1-$2 own steps
   [[ -f $folder/result.json ]] && return
