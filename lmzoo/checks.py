@@ -172,6 +172,10 @@ def check_pair(model: str | None, net: Mapping, task: str | None, settings: Mapp
         raise UserError(f"task.family={settings.family} should be one of {', '.join(FAMILIES.values())}, or a list")
     if net_family not in wanted:
         models = [name for name in groups()["model"] if model_family(name) in wanted]
+        if net_family in tasks.get(task, ()):  # it is the task's head that is not for it
+            raise UserError(f"the task/head that is chosen needs a model of family {' or '.join(wanted)}, but "
+                            f"{model or 'the net of init_from'} is of family {net_family}: models for it are "
+                            f"{', '.join(models)}")
         raise UserError(
             f"task={task} needs a model of family {' or '.join(wanted)}, but {model or 'the net of init_from'} is of "
             f"family {net_family}: tasks for it are {fitting}; models for {task} are {', '.join(models)}"
@@ -264,6 +268,9 @@ def misspelt(error: Exception, cause: Exception) -> str:
     word = quoted[1] if quoted else cause.full_key
     parent = getattr(cause, "parent_node", None)
     words = list(parent) if isinstance(parent, DictConfig) else []
+    if word == "task/head":
+        tasks = [name for name in groups()["task"] if f"- {word.partition('/')[2]}: " in read(f"task/{name}")]
+        return f"{word}: the task has no such choice; there it is with task={', '.join(tasks)}"
     if word in groups():
         return (f"{word}: nothing is chosen whose part this could be, as model=NAME; "
                 "with ckpt= or init_from= the parts are the checkpoint's")

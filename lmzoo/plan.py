@@ -200,7 +200,7 @@ def plan(task, config: Mapping, datamodule, first_step: int = 0) -> Plan:
     dtype = arithmetic(trainer["precision"])
     batch = next(iter(datamodule.train_dataloader()))[0]
     rows, length = batch["input_ids"].shape
-    tokens, targets = _kept(batch, ""), int((batch["labels"] != IGNORED).sum())
+    tokens, targets = _kept(batch, ""), int((batch.get("decoder_labels", batch["labels"]) != IGNORED).sum())
     decoder = {"decoder_tokens": 0, "decoder_length": 0}
     if net.family == "encoder-decoder":
         side = "decoder_" if "decoder_input_ids" in batch else ""  # a classifier's decoder reads what its encoder does

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from . import literal
 from .checks import as_list, content, groups, read, sources
-from .errors import UserError
+from .errors import UserError, few
 from .ranges import check_ranges
 from .signatures import misfit, nearest
 
@@ -77,10 +77,26 @@ def check_labels(task: Mapping, data: Mapping) -> None:
     """Refuse labels that are none, and a word of the data that no task with such labels looks at."""
     if (labels := task.get("labels")) not in LABELS:
         raise UserError(f"task.labels={labels}: there are no such labels{nearest(str(labels), LABELS[1:])}")
+    if labels == "classes" and "head" not in task:
+        raise UserError("task.labels=classes: a net that writes the name of a class writes one for each text; for any "
+                        "number of them take task/head=classifier")
     for word, kinds in (LOOKED_AT | OF_ROWS).items():
         if data.get(word) is not None and labels not in kinds:
             raise UserError(f"data.{word}: the task does not look at it (its labels are {labels or 'none'}); a task of "
                             f"labels {' or '.join(filter(None, kinds))} does")
+
+
+def spoken(labels: list[str], words: Mapping[str, str], place: str) -> dict[str, str]:
+    """{label: how it is said}: by its word among those at `place` (the verbaliser of Schick & Schütze 2020,
+    arXiv:2001.07676), else by its name."""
+    if unknown := sorted(words.keys() - labels):
+        raise UserError(f"{place}.{unknown[0]}: no text has this label; the labels are {few(labels)}")
+    said = {label: words.get(label, label) for label in labels}
+    if bad := [label for label, word in said.items() if not isinstance(word, str) or not word.strip()]:
+        raise UserError(f"{place}.{bad[0]}={said[bad[0]]!r} should be a text")
+    if len({*said.values()}) < len(said):
+        raise UserError(f"{place}: two labels have one word, among {few(said.values())}")
+    return said
 
 
 def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:

@@ -38,17 +38,21 @@ class DocumentsInRows:
 class Labelled(DocumentsInRows):
     """Collator: one document a row, its eos kept, and labels.
 
-    types: whether the net has token types, for the texts of pairs; n_classes: of documents with any number of them.
+    types: whether the net has token types, for the texts of pairs.
     """
 
-    def __init__(self, pad: int, types: bool = False, n_classes: int = 0):
-        self.pad, self.types, self.n_classes = pad, types, n_classes
+    def __init__(self, pad: int, types: bool = False):
+        self.pad, self.types = pad, types
+
+    def tell(self, labels: list[str] | None) -> None:
+        """The names of the classes, which the data module tells; of numbers there are none."""
+        self.labels = labels
 
     def __call__(self, examples: list[dict]) -> dict[str, Tensor]:
         """Documents (n,) -> input_ids, attention_mask (B, T), sample (B,): the row's place in its split; labels.
 
         Of pairs, `second` (B,) says where the second text begins, and token_type_ids (B, T) are 1 from there on.
-        labels: classes (B,), marks of all classes (B, n_classes) or tags (B, T); of numbers (B,) 0, beside `numbers`.
+        labels: classes (B,), marks of all classes (B, classes) or tags (B, T); of numbers (B,) 0, beside `numbers`.
         """
         rows = [row["tokens"] for row in examples]
         batch = {
@@ -70,7 +74,7 @@ class Labelled(DocumentsInRows):
         labels = [row.get("label") for row in examples]
         kind = next((type(label) for label in labels if label is not None), int)
         if kind is list:
-            classes = range(self.n_classes)
+            classes = range(len(self.labels))
             marks = [[IGNORED if own is None else int(place in own) for place in classes] for own in labels]
             return {"labels": torch.tensor(marks)}
         if kind is float:
@@ -113,9 +117,12 @@ class Downstream(Documents):
     def __init__(self, net: nn.Module, tokenizer, *args, **settings):
         super().__init__(net, tokenizer, *args, **settings)
         types = net.family != "encoder-decoder" and net.embed.tells_pairs
-        self.n_outputs = net.head.out.out_features
-        self.collator = Labelled(tokenizer.pad or 0, types, self.n_outputs)
+        self.collator = Labelled(tokenizer.pad or 0, types)
         self.labels: list[str] = []
+
+    @property
+    def n_outputs(self) -> int:
+        return self.net.head.out.out_features
 
     def setup(self, stage: str) -> None:
         """Take the labels' names from the data, check them, and count what of its texts a row doesn't hold."""

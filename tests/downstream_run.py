@@ -24,7 +24,9 @@ def task(kind, name="gpt", n=3, head="Classifier", settings=None, **words):
     head = {"_target_": f"lmzoo.blocks.head.{head}", "_partial_": True, "n_classes": n}
     head |= {"pool": POOL[name]} if head["_target_"].endswith("Classifier") else {}
     net = models.make(name, vocab_size=len(TOKENIZER), head=head, **words)
-    return kind(net, TOKENIZER, OPTIM, lambda step, total: 1.0, **(settings or {})).eval()
+    made = kind(net, TOKENIZER, OPTIM, lambda step, total: 1.0, **(settings or {})).eval()
+    made.collator.tell([f"label {i}" for i in range(n)])
+    return made
 
 
 def examples(labels, texts=TEXTS, seconds=None):

@@ -39,6 +39,8 @@ def words(group: str, option: str) -> tuple[str, ...]:
         return "model=gpt", "task=clm", "data=mixture", "data.sources.one.weight=1", "data.sources.one.kind=pydoc"
     if group == "model/cross":
         return "model=t5", "task=span_corruption", f"{group}={option}"
+    if group == "task/head":
+        return "model=t5", "task=classification", f"{group}={option}"
     if group == "model/head" and option in ("masked", "pooler"):  # a pooler gives no logits of tokens
         return "model=bert", "task=mlm" if option == "masked" else "task=classification", f"{group}={option}"
     return "model=gpt", "task=clm", f"{group}={option}"

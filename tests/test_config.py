@@ -78,6 +78,14 @@ MISTAKES = [
     ((*GPT, "optim.optimizer=null"), "optim.optimizer=None is no part: choose by optim=NAME"),
     ((*GPT, "callbacks.metrics=null"), "callbacks.metrics=None is no part"),
     (("model=gpt", "task=classification", "task.head=null"), "task.head=None is no part"),
+    (("model=gpt", "task=classification", "task/head=text"), "the task/head that is chosen needs a model of family "
+     "encoder-decoder, but gpt is of family decoder: models for it are t5, t5_v1_0, transformer"),
+    (("model=t5", "task=classification", "task/head=text", "task.labels=classes"), "for any number of them "
+     "take task/head=classifier"),
+    (("model=t5", "task=regression", "task/head=text"), "task/head: the task has no such choice; there it is with "
+     "task=classification"),
+    (("model=t5", "task=classification", "task/head=texts"), "task/head=texts: there is no such option; did you mean "
+     "text?"),
     ((*GPT, "model.attention=[1]"), "model.attention: words with values belong here, not a list"),
     ((*GPT, "schedule=[1]"), "schedule=[1]: there is no such option"),
     ((*GPT, "trainer.precision=null"), "trainer.precision: null is no value for it"),

@@ -37,7 +37,9 @@ def test_pairs_have_token_types_by_hand(types):
     ([-100.0, 2.5], {"labels": [0, 0], "numbers": [-100.0, 2.5]}),
 ])  # fmt: skip
 def test_labels_by_hand(labels, expected):
-    found = Labelled(pad=0, n_classes=3).targets([{"label": label} for label in labels])
+    collator = Labelled(pad=0)
+    collator.tell(["a", "b", "c"])
+    found = collator.targets([{"label": label} for label in labels])
     assert {name: tensor.tolist() for name, tensor in found.items()} == expected
 
 

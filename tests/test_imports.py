@@ -31,7 +31,7 @@ ROOMS = {  # room: what it may import of lmzoo, beside itself and `errors`
     "hf": {"checkpoint", "tokenizer"},
     "likelihood": {"blocks", "checks", "data", "decoding", "load", "texts"},
     "programs": {"blocks"},
-    "tasks": {"blocks", "callbacks", "draws", "optim", "decoding", "checkpoint", "tokenizer", "literal"},
+    "tasks": {"blocks", "callbacks", "draws", "optim", "decoding", "checkpoint", "tokenizer", "literal", "texts"},
     **dict.fromkeys(CONFIG, CONFIG | {"checkpoint", "load"}),
     "parts": CONFIG | {"adapters", "callbacks", "checkpoint", "data", "engines", "memory", "optim", "tokenizer"},
     "origin": CONFIG | {"checkpoint", "load"},

@@ -89,6 +89,16 @@ def _sums(logits: Tensor, labels: Tensor, slope: Tensor | None, label_smoothing:
     return sums
 
 
+def log_probabilities(head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """log p (N,) of `labels` (N,) after `hidden` (N, D), and whether each is the likeliest, some rows at a time."""
+    chunk, found = ROWS.get(hidden.device.type, 1024), []
+    for rows, wanted in zip(hidden.split(chunk), labels.split(chunk), strict=True):
+        logits = head(rows).float()
+        chosen = logits.gather(-1, wanted[:, None]).squeeze(-1)
+        found.append(((chosen - logits.logsumexp(-1)).double(), logits.argmax(-1) == wanted))
+    return tuple(map(torch.cat, zip(*found, strict=True)))
+
+
 class _Known(torch.autograd.Function):
     """A value whose gradients by its inputs are known already."""
 

@@ -23,7 +23,8 @@ class DataModule(LightningDataModule):
     """The loaders of a store, or of a mixture of stores, for one task.
 
     `collator(examples) -> batch` makes tensors of rows, and `collator.window(row_length) -> (length, stride)` says how
-    long rows are and by how much they advance (stride None: a row is a document). `config` is the node `data`.
+    long rows are and by how much they advance (stride None: a row is a document). `collator.tell(labels)`,
+    where there is one, hears the names of the classes first. `config` is the node `data`.
     Under a trainer its ranks share the work; changing their number changes nothing else. `limits` says of how many
     batches (of `batch_size` rows) the evaluation of a split is, where not of all.
     """
@@ -51,6 +52,8 @@ class DataModule(LightningDataModule):
                                 f" has {rows.split.n_tokens} tokens, not enough for one row of {length}: "
                                 "give more text (data.path) or a smaller data.row_length")
         self.labels, self.xz_bits_per_byte = store.labels, store.xz_bits_per_byte
+        if hasattr(collator, "tell"):
+            collator.tell(store.labels)
 
     def n_rows(self, split: str) -> int:
         """Rows of a split, or of a source or a named set of it, as "val/wiki"; 0, as for the numbers below, if the data

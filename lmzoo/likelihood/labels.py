@@ -1,8 +1,7 @@
 """Classification without training: the label whose word is the likeliest after a text, and after examples with theirs.
 
 The examples stand before every text alike (Brown et al. 2020, arXiv:2005.14165): `n_shots` labelled texts of the train
-split, drawn by `seed`. A label is said by its own name, or by its word in `words` (the verbaliser of Schick & Schütze
-2020, arXiv:2001.07676).
+split, drawn by `seed`. A label is said by its own name, or by its word in `words`.
 """
 
 import logging
@@ -14,6 +13,7 @@ from torch import nn
 
 from ..data.labelled import Document
 from ..errors import UserError, few
+from ..texts import spoken
 from .pairs import Pair
 from .questions import Question, answered, check_template
 
@@ -49,7 +49,9 @@ class Labels:
     def __call__(self, net: nn.Module, texts: Labelled) -> dict[str, float]:
         """{"accuracy": value} over the measured texts that have a label, and their number."""
         labels = sorted({document.label for read in texts for document in read()} - {None})
-        words = self.spoken(labels)
+        if len(labels) < 2:
+            raise UserError(f"the labels of the data are {few(labels) or 'none'}: it takes two or more to choose from")
+        words = spoken(labels, self.words, "measure.words")
         before = "".join(f"{self.read(document)}{self.between}{words[document.label]}{self.separator}"
                          for document in self.shots(texts.train))  # fmt: skip
         without = sum(document.label is None for document in texts.measured())
@@ -71,19 +73,6 @@ class Labels:
 
     def read(self, document: Document) -> str:
         return self.template.replace("{}", document.text)
-
-    def spoken(self, labels: list[str]) -> dict[str, str]:
-        """{label: its word}"""
-        if len(labels) < 2:
-            raise UserError(f"the labels of the data are {few(labels) or 'none'}: it takes two or more to choose from")
-        if unknown := sorted(self.words.keys() - labels):
-            raise UserError(f"measure.words.{unknown[0]}: no text has this label; the labels are {few(labels)}")
-        words = {label: self.words.get(label, label) for label in labels}
-        if bad := [label for label, word in words.items() if not isinstance(word, str) or not word.strip()]:
-            raise UserError(f"measure.words.{bad[0]}={words[bad[0]]!r} should be a text")
-        if len({*words.values()}) < len(words):
-            raise UserError(f"measure.words: two labels have one word, among {few(words.values())}")
-        return words
 
     def shots(self, train: Callable[[], Iterator[Document]]) -> list[Document]:
         """The examples, in the order that they were drawn in."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..blocks.loss import IGNORED, ROWS
+from ..blocks.loss import IGNORED, log_probabilities
 from ..decoding import evaluating
 
 BATCHES = 32  # whose rows are sorted by length together
@@ -76,13 +76,3 @@ def padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tu
     lengths = torch.tensor([len(row) for row in rows], device=device)
     mask = (torch.arange(length, device=device) < lengths[:, None]).long()
     return filled, None if mask.all() else mask
-
-
-def log_probabilities(head: nn.Module, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """log p (N,) of `labels` (N,) after `hidden` (N, D), and whether each is the likeliest, some rows at a time."""
-    chunk, found = ROWS.get(hidden.device.type, 1024), []
-    for rows, wanted in zip(hidden.split(chunk), labels.split(chunk), strict=True):
-        logits = head(rows).float()
-        chosen = logits.gather(-1, wanted[:, None]).squeeze(-1)
-        found.append(((chosen - logits.logsumexp(-1)).double(), logits.argmax(-1) == wanted))
-    return tuple(map(torch.cat, zip(*found, strict=True)))
