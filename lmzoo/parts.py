@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from glob import iglob
 from pathlib import Path
 
@@ -151,20 +152,23 @@ def conversing(tokenizer, choice: str | None):
 
 def build_task(config: DictConfig, net, tokenizer):
     """The task's LightningModule."""
-    from hydra.utils import instantiate
-
     words = {word: value for word, value in plain(config.task).items() if word not in signatures.OWNERS_WORDS["task"]}
-    schedule = instantiate(plain(config.schedule))
+    schedule = made(plain(config.schedule))
     settings = {"seed": config.seed, "packing": config.data.packing}
     return made(words, net, tokenizer, plain(config.optim), schedule, **settings)
 
 
 def made(node: Mapping, *args, **words):
-    """What a node's `_target_` makes of its words; unlike Hydra's `instantiate` it reads no `${x}` in a text."""
+    """What a node's `_target_` makes of its words, or with `_partial_` will make when it is called.
+
+    Unlike Hydra's `instantiate` it reads no `${x}` in a text, and what it makes is called without Hydra's own checks,
+    which take a quarter of what a step costs beside its arithmetic.
+    """
     from hydra.utils import get_object
 
-    words |= {word: value for word, value in node.items() if word != "_target_"}
-    return get_object(node["_target_"])(*args, **words)
+    target = get_object(node["_target_"])
+    words |= {word: value for word, value in node.items() if word not in ("_target_", "_partial_")}
+    return partial(target, *args, **words) if node.get("_partial_") else target(*args, **words)
 
 
 def build_trainer(config: DictConfig, steps: int, ended: bool = False):

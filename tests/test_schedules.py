@@ -4,7 +4,10 @@ import math
 
 import pytest
 
-from lmzoo import optim
+import lmzoo
+from lmzoo import optim, parts
+from lmzoo.tokenizer import byte
+from models import make
 
 SCHEDULES = [optim.constant, optim.linear, optim.cosine, optim.inverse_sqrt, optim.wsd]
 
@@ -103,3 +106,11 @@ def test_wsd_runs_of_two_lengths_are_one_until_the_fall():
     """So that a longer run can go on from a checkpoint before it."""
     short, long = ([optim.wsd(step, n, warmup_steps=3, decay_steps=5) for step in range(15)] for n in (20, 200))
     assert short == long
+
+
+def test_a_run_calls_the_schedule_itself():
+    """Hydra's partial would check every call anew, which took a quarter of what a step costs beside its arithmetic."""
+    config = lmzoo.compose("model=gpt", "task=clm", "schedule=linear", "schedule.warmup_steps=10", "schedule.end=0.5")
+    schedule = parts.build_task(config, make("gpt", vocab_size=400), byte([], 400, sentinels=3)).schedule
+    assert schedule.func is optim.linear
+    assert [schedule(step, 110) for step in (4, 60, 110)] == pytest.approx([0.5, 0.75, 0.5])

@@ -150,8 +150,8 @@ def words(family: str, shape: dict[str, int], device: str, folder: Path) -> list
     sizes = [f"model.{word}={n}" for word, n in shape.items() if word != "batch_size"]
     return [
         f"model={family}", f"task={FAMILIES[family]}", "model.dropout=0", *sizes, *(SPAN_WORDS * (family == "t5")),
-        f"tokenizer.vocab_size={COMMON['vocab_size']}", f"data.batch_size={shape['batch_size']}", "optim.lr=1e-3",
-        f"trainer.accelerator={device}", "trainer.max_steps=1000000", "trainer.val_every_n_steps=null",
+        f"tokenizer.vocab_size={COMMON['vocab_size']}", f"data.batch_size={shape['batch_size']}", "optim=adamw",
+        "optim.lr=1e-3", f"trainer.accelerator={device}", "trainer.max_steps=1000000", "trainer.val_every_n_steps=null",
         f"run_dir={folder}/run",
     ]  # fmt: skip
 
