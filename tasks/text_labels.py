@@ -35,10 +35,13 @@ class Named(Labelled):
         tokenizer = self.tokenizer
         said = spoken(labels, self.words, "task.words")
         self.names = [np.array([*tokenizer.encode(word), tokenizer.eos]) for word in said.values()]
+        earlier: dict[tuple[int, ...], str] = {}
         for (label, word), name in zip(said.items(), self.names, strict=True):
             ways = f"{word!r} of the class {label}: give it another word, task.words.{label}=WORD"
             if tokenizer.unk is not None and tokenizer.unk in name:
                 raise UserError(f"the tokenizer has no token for a part of {ways}")
+            if (other := earlier.setdefault(tuple(name), label)) != label:
+                raise UserError(f"the tokenizer makes the same of the class {other} and of {ways}")
             if len(name) > (self.longest or len(name)):
                 raise UserError(f"the decoder's {self.longest} positions are too few for {ways}")
 

@@ -162,6 +162,8 @@ def test_a_name_without_tokens_is_refused():
     with pytest.raises(UserError, match="no token for a part of 'd' of the class d: give it another word, task.w"):
         Named(tokenizer, {}, None).tell(["a", "d"])
     Named(tokenizer, {"d": "c"}, None).tell(["a", "d"])
+    with pytest.raises(UserError, match="makes the same of the class A and of 'a' of the class a: give it another"):
+        Named(tokenizer, {}, None).tell(["A", "a"])  # it is of small letters alone
 
 
 @pytest.mark.parametrize("words", [["task/head=text"], ["task/head=text", "task.words.cat=tom"]])

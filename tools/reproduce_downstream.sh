@@ -60,17 +60,16 @@ pretrained() {
   fi
 }
 
-# SET METRIC TITLE INIT... -- WORD...: the table of a labelled set
-table() {
-  local set=$1 metric=$2 title=$3 inits=()
-  shift 3
+# SET METRIC INIT... -- WORD...: some lines of the table of a labelled set
+lines() {
+  local set=$1 metric=$2 folder=$out/$1-$model inits=()
+  shift 2
   while [[ $1 != -- ]]; do inits+=("$1"); shift; done
-  "$python" -m lmzoo.tools.learning_curve "$out/$set" --init "${inits[@]}" --sizes $sizes --seeds $seeds --metric "test/$metric" \
-    data=jsonl data.path="$data/$set.jsonl" data.split_column=split checkpoint.monitor="val/$metric" optim.lr=1e-3 \
+  "$python" -m lmzoo.tools.learning_curve "$folder" --init "${inits[@]}" --sizes $sizes --seeds $seeds --metric "test/$metric" \
+    data=jsonl data.path="$data/$set.jsonl" data.split_column=split checkpoint.monitor="val/$metric" \
     trainer.val_every_n_steps=40 logger.wandb.mode=disabled \
-    "${words[@]}" "${@:2}" >"$out/$set.log" 2>&1 || { tail -5 "$out/$set.log" >&2; exit 1; }
-  printf '\n**%s**\n\n' "$title"
-  grep '^|' "$out/$set.log"
+    "${@:2}" "${words[@]}" >"$folder.log" 2>&1 || { tail -5 "$folder.log" >&2; exit 1; }
+  grep '^|' "$folder.log"
 }
 
 mixture=(data=mixture tokenizer.vocab_size=8192)
@@ -78,33 +77,30 @@ for name in wiki_en sotu wordnet; do
   mixture+=("data.sources.$name.path=$data/$name.txt" "data.sources.$name.weight=$(($(wc -c <"$data/$name.txt") / 100000 + 1))")
 done
 
-# INITS LANGUAGE MODEL...: the lines of a table, each model pretrained (now, unless that is done) and from scratch
-lines() {
-  local -n of=$1
-  of=()
-  for model in "${@:3}"; do
-    if [[ $2 == en ]]; then pretrained en "$model" "${mixture[@]}" >&2
-    else pretrained zh "$model" data=text data.path="$out/zh.txt" tokenizer=char >&2; fi
-    of+=("$out/$2-$model" "scratch:$out/$2-$model")
-  done
-}
-
 for set in "${sets[@]}"; do
+  language=en metric=accuracy also=(majority svm) own=(task=classification task.head.pool=mean) skipped=0
   case $set in
-    conll2003)
-      lines inits en ${models[*]/t5/}
-      ((${#inits[@]} == 0)) || table $set entity_f1 "conll2003: names, F1 of whole entities" "${inits[@]}" -- \
-        task=token_classification data.words_column=tokens data.tags_column=tags
-      continue ;;
     zh_reviews)
+      language=zh
       [[ -s $out/zh.txt ]] || "$python" - "$data/zh_reviews.jsonl" "$out/zh.txt" <<'PYTHON'
 import json, sys
 rows = map(json.loads, open(sys.argv[1], encoding="utf-8"))
 texts = [" ".join(row["text"].split()) for row in rows if row["split"] == "train"]
 open(sys.argv[2], "w", encoding="utf-8").write("\n\n".join(texts) + "\n")
 PYTHON
-      lines inits zh "${models[@]}" ;;
-    *) lines inits en "${models[@]}" ;;
+      ;;
+    conll2003)
+      metric=entity_f1 also=()
+      own=(task=token_classification data.words_column=tokens data.tags_column=tags) ;;
   esac
-  table "$set" accuracy "$set" "${inits[@]}" majority svm -- task=classification task.head.pool=mean
+  for model in "${models[@]}"; do
+    [[ $set == conll2003 && $model == t5 ]] && continue
+    net=$out/$language-$model optim=(optim.lr=1e-3)
+    [[ $model == t5 ]] && optim=(optim=adafactor optim.lr=1e-2)
+    if [[ $language == en ]]; then pretrained en "$model" "${mixture[@]}" >&2
+    else pretrained zh "$model" data=text data.path="$out/zh.txt" tokenizer=char >&2; fi
+    ((skipped)) || printf '\n**%s: %s**\n\n' "$set" "$metric"
+    lines "$set" "$metric" "$net" "scratch:$net" "${also[@]}" -- "${own[@]}" "${optim[@]}" | tail -n +$((skipped + 1))
+    skipped=2 also=()  # the table's head
+  done
 done
