@@ -19,7 +19,7 @@ LISTS = re.compile(rf"({'|'.join(NEVER_NULL)}|stop|\w*path)")
 FREE_TEXT = re.compile(rf"{LISTS.pattern}|prompt|text|ckpt|init_from|run_dir|notes|name|cache_dir|delimiter|\w*template"
                        r"|\w*(field|column|separator)")
 FREE_THERE = re.compile(  # words that mean more elsewhere
-    r"logger\.wandb\.(project|group)|tokenizer\.special\.\w+|measure\.between|(measure|task)\.words\.\w+"
+    r"logger\.wandb\.(project|group)|tokenizer\.special\.\w+|measure\.between|(measure|task)\.words(\.\w+)?"
 )
 SET = re.compile(r"(?:.*[./])?((?:val|test)_path)\.(.*)")  # one of several, by its name
 NAME = re.compile(r"(?!loss$)[A-Za-z_][A-Za-z0-9_-]{,63}")

@@ -109,17 +109,21 @@ def check_length(config: DictConfig, net) -> None:
 
 
 def model_config(config: DictConfig, labels: list[str] | None) -> dict:
-    """The net's configuration, its head replaced by the task's where that has one."""
-    model = plain(config.model)
-    if "head" not in config.task:
+    """The net's configuration, its head replaced by the task's where that has one.
+
+    UserError for labels that the task can't learn from.
+    """
+    model, kind = plain(config.model), config.task.get("labels")
+    if kind not in ("class", "classes", "number", "tags"):
         return model
-    kind = config.task.get("labels")
     labels = [""] if kind == "number" else labels  # one output
     if not labels:
         column = "tags_column" if kind == "tags" else "label_column"
         raise UserError(f"this task needs labels, and the data has none: name their column, data.{column}=NAME")
     if len(labels) < 2 and kind not in ("number", "classes"):
         raise UserError(f"every text has the label {labels[0]!r}: a task of classes needs two or more")
+    if "head" not in config.task:
+        return model
     head = plain(config.task.head)
     if head.get("pool") == "auto":  # where each family's pretraining gathers what it knows of the row
         head["pool"] = "first" if checks.family(model) == "encoder" else "last"

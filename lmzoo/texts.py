@@ -1,9 +1,12 @@
 """What the words of a run's data can mean, as far as no file has to be opened: which words a reader looks at, which a
 task, and whether a file's name is one of its kind."""
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+
+import yaml
 
 from . import literal
 from .checks import as_list, content, groups, read, sources
@@ -86,9 +89,16 @@ def check_labels(task: Mapping, data: Mapping) -> None:
                             f"labels {' or '.join(filter(None, kinds))} does")
 
 
-def spoken(labels: list[str], words: Mapping[str, str], place: str) -> dict[str, str]:
+def spoken(labels: list[str], words: Mapping[str, str] | str, place: str) -> dict[str, str]:
     """{label: how it is said}: by its word among those at `place` (the verbaliser of Schick & Schütze 2020,
-    arXiv:2001.07676), else by its name."""
+    arXiv:2001.07676), else by its name. A text says words as JSON or YAML do, {label: word, ...}: of any labels."""
+    if isinstance(words, str):
+        try:
+            words = yaml.load(words, yaml.BaseLoader)  # all of it text
+        except yaml.YAMLError:
+            words = None
+        if not isinstance(words, Mapping):
+            raise UserError(f"""{place}: write them as {place}.LABEL=WORD or {place}='{{"LABEL": "WORD"}}'""")
     if unknown := sorted(words.keys() - labels):
         raise UserError(f"{place}.{unknown[0]}: no text has this label; the labels are {few(labels)}")
     said = {label: words.get(label, label) for label in labels}
@@ -97,6 +107,11 @@ def spoken(labels: list[str], words: Mapping[str, str], place: str) -> dict[str,
     if len({*said.values()}) < len(said):
         raise UserError(f"{place}: two labels have one word, among {few(said.values())}")
     return said
+
+
+def word_for(label: str, place: str) -> str:
+    """How a word for a label is given on the command line."""
+    return f"{place}.{label}=WORD" if re.fullmatch("[A-Za-z_]+", label) else f"""{place}='{{"{label}": "WORD"}}'"""
 
 
 def paths(data: Mapping) -> Iterator[tuple[str, str | list[str] | None]]:

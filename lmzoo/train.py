@@ -172,6 +172,7 @@ def assemble(config: DictConfig):
     }
     module = data.DataModule(store, tokenizer, task.collator, config.data, seed=config.seed,
                              limits={"val": config.trainer.limit_val_batches})
+    task.check(module)
     task.total_steps = count_steps(config.trainer, module)
     first_step = origin.state.get("global_step", 0)
     task.plan = plan(task, config, module, first_step)

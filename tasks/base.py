@@ -105,6 +105,9 @@ class Task(LightningModule):
             head, hidden.flatten(0, 1), labels.flatten(), **self.cross_entropy_options()
         )
 
+    def check(self, data) -> None:
+        """Raise UserError for a data module that the task can't learn from, or be measured on."""
+
     def summarise(self, sums: dict[str, float], split: str) -> dict[str, float]:
         """Metrics from the sums over a whole split, or over a set of it as "val/wiki": nats per target, perplexity,
         accuracy."""
@@ -180,7 +183,8 @@ class Task(LightningModule):
         if world > 1:
             dist.all_reduce(self.total)
         scale = self.loss_scale()
-        optimizer.step()
+        with torch.autocast(self.device.type, enabled=False):  # Adafactor multiplies moments, which fp16 does not hold
+            optimizer.step()
         if self.nonfinite is not None:
             self.total, targets = torch.zeros(()), 0
         elif self.loss_scale() < scale:

@@ -135,7 +135,7 @@ class Classification(Downstream):
                          for marks in ([mark == 1 for mark in label], [p > 0.5 for p in row])]
             else:
                 named = [self.labels[label], self.labels[max(range(len(row)), key=row.__getitem__)]]
-            probabilities = {name: round(p, 6) for name, p in zip(self.labels, row, strict=True)}
+            probabilities = {name: float(f"{p:.9g}") for name, p in zip(self.labels, row, strict=True)}
             found.append({"label": named[0], "prediction": named[1], "probabilities": probabilities})
         return found
 

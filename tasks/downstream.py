@@ -8,7 +8,8 @@ arXiv:1910.13461).
 import math
 import textwrap
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -92,8 +93,9 @@ class Documents(Task):
 
     def tell_cut(self, more: str = "") -> None:
         """Say how much of the texts the rows do not hold, and `more` of that."""
-        rows = self.trainer.datamodule.rows
-        if cut := [f"{own.n_cut:,} tokens of {split}" for split, own in rows.items() if own.n_cut]:
+        cut = [f"{rows.n_cut:,} tokens of {rows.n_too_long:,} texts of {split}"
+               for split, rows in self.trainer.datamodule.rows.items() if rows.n_cut]  # fmt: skip
+        if cut:
             self.warn_once(f"data.row_length: {', '.join(cut)} are not read{more}")
 
     def on_validation_epoch_start(self) -> None:
@@ -112,7 +114,10 @@ class Downstream(Documents):
 
     A subclass defines `judged` (the sums of the loss), `metrics_of` (its metrics by name, for labels of a kind),
     `count` (tell them of a batch), `predicted` (what is written of each row) and `verdict` (how that is shown).
+    `uncounted` says what comes of the tokens that rows do not hold.
     """
+
+    uncounted = ""
 
     def __init__(self, net: nn.Module, tokenizer, *args, **settings):
         super().__init__(net, tokenizer, *args, **settings)
@@ -125,10 +130,19 @@ class Downstream(Documents):
         return self.net.head.out.out_features
 
     def setup(self, stage: str) -> None:
-        """Take the labels' names from the data, check them, and count what of its texts a row doesn't hold."""
+        """Take the labels' names from the data, and count what of its texts a row doesn't hold."""
         data = self.trainer.datamodule
         self.labels = list(data.labels or ())
         self.identity["labels"] = self.labels or None  # a checkpoint names its classes
+        self.check(data)
+        if fewer := getattr(data.rows["train"].split if "train" in data.rows else None, "fewer", None):
+            self.warn_once("data.per_class: there are only " + few([f"{n} of {name!r}" for name, n in fewer.items()]))
+        self.tell_cut(self.uncounted)
+        with warnings.catch_warnings(action="ignore"):  # of the memory that some take
+            self.scores = MetricCollection(self.metrics_of(data.store.kind))
+
+    def check(self, data) -> None:
+        self.labels = list(data.labels or ())
         if self.labels and len(self.labels) != self.n_outputs:
             raise UserError(f"the data has {len(self.labels)} labels, but the model's head has {self.n_outputs} "
                             "classes")
@@ -138,16 +152,20 @@ class Downstream(Documents):
             raise UserError(f"the data has {len(self.labels)} labels, but only {train.n_documents} texts to train on: "
                             "is data.label_column the column of the class?")
         for name, rows in data.rows.items():
-            if rows.split.n_unlabelled:
-                raise UserError(f"{rows.split.n_unlabelled} texts of {name} have no label: leave them out")
+            if n := rows.split.n_unlabelled:
+                raise UserError(f"{name} has texts without a label ({n:,}{self.beginning(rows)}): leave them out")
             if unknown := [label for label in rows.split.labels if label not in learned]:
                 raise UserError(f"no text of train has the label {few(map(repr, unknown))}, which {name} has: "
                                 f"leave those texts out of {name}, or give others to train on")
-        if fewer := getattr(train, "fewer", None):
-            self.warn_once("data.per_class: there are only " + few([f"{n} of {name!r}" for name, n in fewer.items()]))
-        self.tell_cut()
-        with warnings.catch_warnings(action="ignore"):  # of the memory that some take
-            self.scores = MetricCollection(self.metrics_of(data.store.kind))
+
+    def beginning(self, rows) -> str:
+        """How the first text without a label begins."""
+        for split in (own.split for own in rows.sources.values()):
+            for document in (number for number in range(split.n_documents) if split.label(number) is None):
+                begin, end = split.span(document)
+                text = self.tokenizer.decode(split.read(begin, min(end, begin + 100)))
+                return f", the first begins {textwrap.shorten(text, 60, placeholder=' ...')!r}"
+        return ""
 
     def trained_labels(self) -> Iterator[int | list[int] | float]:
         """The label of every training document."""
@@ -155,10 +173,10 @@ class Downstream(Documents):
             yield from map(rows.split.label, range(rows.split.n_documents))
 
     def logits(self, batch: dict) -> Tensor:
-        """(B, outputs of the head) in fp32."""
+        """(B, outputs of the head) in fp32, whatever the net's precision: in bf16 texts that are alike would tie."""
         ids, mask = batch["input_ids"], batch["attention_mask"]
         types = {name: rows for name, rows in batch.items() if name == "token_type_ids"}  # of pairs, for nets with any
-        return self.net(ids, mask, **types, readout=lambda head, hidden: head(hidden, mask)).float()
+        return self.net(ids, mask, **types, readout=lambda head, hidden: in_full(head, hidden, mask))
 
     def loss(self, batch: dict) -> dict[str, Tensor]:
         return self.judged(self.logits(batch), batch)
@@ -219,6 +237,15 @@ class Downstream(Documents):
             lines.append(wrap(textwrap.shorten(text, 190, placeholder=" ..."), "  "))
             lines.append("      " + textwrap.shorten(self.verdict(row), 94, placeholder=" ..."))
         return "\n".join(lines)
+
+
+def in_full(head: Callable[..., Tensor], hidden: Tensor, *mask: Tensor) -> Tensor:
+    """What a head makes of hidden states with its weights as they are kept, not as autocast rounds them; in fp32."""
+    tied = (embed.parameters() for embed in getattr(head, "embed", ()))
+    weights = chain(head.parameters(), *tied) if isinstance(head, nn.Module) else ()
+    dtype = next((weight.dtype for weight in weights), hidden.dtype)  # FSDP has rounded them
+    with torch.autocast(hidden.device.type, enabled=False):
+        return head(hidden.to(dtype), *mask).float()
 
 
 def tokens(batch: dict) -> list[list[int]]:

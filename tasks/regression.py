@@ -8,14 +8,15 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric, PearsonCorrCoef, SpearmanCorrCoef
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, Metric, PearsonCorrCoef, SpearmanCorrCoef
 
 from ..blocks.loss import IGNORED
 from .downstream import Downstream
 
 
 class Regression(Downstream):
-    """Squared error in training, the mean of which is the loss; Pearson's and Spearman's correlation."""
+    """Squared error in training, in deviations, the mean of which is the loss; Pearson's and Spearman's correlation,
+    and the mean absolute and the root mean squared error in the labels' own unit."""
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -31,8 +32,9 @@ class Regression(Downstream):
         return known["mean"], known["deviation"]
 
     def metrics_of(self, kind: str | None) -> Mapping[str, Metric]:
-        return {"pearson": PearsonCorrCoef().set_dtype(torch.double),
-                "spearman": SpearmanCorrCoef().set_dtype(torch.double)}
+        metrics = {"pearson": PearsonCorrCoef(), "spearman": SpearmanCorrCoef(), "mae": MeanAbsoluteError(),
+                   "rmse": MeanSquaredError(squared=False)}
+        return {name: metric.set_dtype(torch.double) for name, metric in metrics.items()}
 
     def judged(self, logits: Tensor, batch: dict) -> dict[str, Tensor]:
         mean, deviation = self.scale
@@ -44,13 +46,16 @@ class Regression(Downstream):
     def count(self, logits: Tensor, batch: dict) -> None:
         kept = batch["labels"] != IGNORED
         if kept.any():  # Pearson's can't be told of nothing
-            self.scores.update(logits[kept, 0].double(), batch["numbers"][kept])
+            self.scores.update(self.guesses(logits[kept]), batch["numbers"][kept])
 
     def predicted(self, batch: dict, logits: Tensor) -> list[dict]:
+        return [{"label": label, "prediction": float(f"{guess:.9g}")}
+                for label, guess in zip(batch["numbers"].tolist(), self.guesses(logits).tolist(), strict=True)]
+
+    def guesses(self, logits: Tensor) -> Tensor:
+        """(B,), in the unit of the labels."""
         mean, deviation = self.scale
-        guesses = logits[:, 0].double() * deviation + mean
-        return [{"label": label, "prediction": round(guess, 6)}
-                for label, guess in zip(batch["numbers"].tolist(), guesses.tolist(), strict=True)]
+        return logits[:, 0].double() * deviation + mean
 
     def verdict(self, row: dict) -> str:
         return f"{row['prediction']:.4g} (it is {row['label']:.4g})"

@@ -5,6 +5,7 @@ eos; a text's class is that whose name is the likeliest as a whole, so none but 
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,10 +14,10 @@ from torch.nn import functional as F
 
 from ..blocks.loss import IGNORED, log_probabilities
 from ..errors import UserError
-from ..texts import spoken
+from ..texts import spoken, word_for
 from .base import kept, stack
 from .classification import Classification
-from .downstream import Labelled
+from .downstream import Labelled, in_full
 
 AT_ONCE = 512  # tokens of names that one decoder row holds
 
@@ -24,7 +25,7 @@ AT_ONCE = 512  # tokens of names that one decoder row holds
 class Named(Labelled):
     """Collator: what `Labelled` gives, and the name of each row's class as its decoder reads and writes it."""
 
-    def __init__(self, tokenizer, words: Mapping[str, str], longest: int | None):
+    def __init__(self, tokenizer, words: Mapping[str, str] | str, longest: int | None):
         super().__init__(tokenizer.pad or 0)
         self.tokenizer, self.words, self.longest = tokenizer, words, longest
         self.names: list[np.ndarray] = []
@@ -37,9 +38,11 @@ class Named(Labelled):
         self.names = [np.array([*tokenizer.encode(word), tokenizer.eos]) for word in said.values()]
         earlier: dict[tuple[int, ...], str] = {}
         for (label, word), name in zip(said.items(), self.names, strict=True):
-            ways = f"{word!r} of the class {label}: give it another word, task.words.{label}=WORD"
+            ways = f"{word!r} of the class {label}: give it another, {word_for(label, 'task.words')}"
             if tokenizer.unk is not None and tokenizer.unk in name:
                 raise UserError(f"the tokenizer has no token for a part of {ways}")
+            if len(name) == 1:
+                raise UserError(f"the tokenizer makes nothing of {ways}")
             if (other := earlier.setdefault(tuple(name), label)) != label:
                 raise UserError(f"the tokenizer makes the same of the class {other} and of {ways}")
             if len(name) > (self.longest or len(name)):
@@ -62,10 +65,10 @@ class Named(Labelled):
 class TextLabels(Classification):
     """One label a text, by its name. The loss is that of all its tokens together, in nats a text.
 
-    words: what to call a class in place of its name.
+    words: what to call a class in place of its name, {name: word}, or that as a text of JSON or YAML.
     """
 
-    def __init__(self, net: nn.Module, tokenizer, *args, words: Mapping[str, str] | None = None, **settings):
+    def __init__(self, net: nn.Module, tokenizer, *args, words: Mapping[str, str] | str | None = None, **settings):
         super().__init__(net, tokenizer, *args, **settings)
         tokenizer.require("eos", "start", task="classification by text")
         self.collator = Named(tokenizer, words or {}, net.max_positions)
@@ -80,7 +83,7 @@ class TextLabels(Classification):
         written, options = tokens != IGNORED, self.cross_entropy_options()
 
         def readout(head: nn.Module, hidden: Tensor) -> dict[str, Tensor]:
-            logits = head(hidden[written]).float()
+            logits = in_full(head, hidden[written])
             nats = F.cross_entropy(logits, tokens[written], reduction="none",
                                    label_smoothing=options.get("label_smoothing", 0.0))
             nats = nats + options.get("z_loss", 0.0) * logits.logsumexp(-1).square()
@@ -106,7 +109,7 @@ class TextLabels(Classification):
                                for parts in (names, self.collator.reads(names), numbers))  # fmt: skip
 
         def readout(head: nn.Module, hidden: Tensor) -> Tensor:
-            nats, _ = log_probabilities(head, hidden.flatten(0, 1), tokens.repeat(len(ids)))
+            nats, _ = log_probabilities(partial(in_full, head), hidden.flatten(0, 1), tokens.repeat(len(ids)))
             return nats.new_zeros(len(ids), len(names)).index_add_(1, number, nats.unflatten(0, (len(ids), -1)))
 
         row, documents = (one.expand(len(ids), -1) for one in (row, number))

@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from ..blocks.loss import IGNORED, cross_entropy
 from .classification import Majority
-from .downstream import Downstream, tokens
+from .downstream import Downstream, in_full, tokens
 
 
 class EntityF1(Metric):
@@ -46,6 +46,8 @@ class EntityF1(Metric):
 class TokenClassification(Downstream):
     """Cross-entropy at the tagged positions only; accuracy and macro F1 over tags of single words, F1 of entities."""
 
+    uncounted = "; the tags of their words are neither learned nor measured"
+
     def setup(self, stage: str) -> None:
         super().setup(stage)
         lost = [f"{rows.split.n_untagged:,} words of {name}" for name, rows in self.trainer.datamodule.rows.items()
@@ -63,7 +65,7 @@ class TokenClassification(Downstream):
         """Those of all tagged positions (N, tags), row by row, in fp32."""
         tagged = batch["labels"] != IGNORED
         return self.net(batch["input_ids"], batch["attention_mask"],
-                        readout=lambda head, hidden: head(hidden[tagged])).float()
+                        readout=lambda head, hidden: in_full(head, hidden[tagged]))
 
     def judged(self, logits: Tensor, batch: dict) -> dict[str, Tensor]:
         labels = batch["labels"][batch["labels"] != IGNORED]

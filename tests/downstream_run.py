@@ -43,7 +43,7 @@ def held(cut=0, unlabelled=0, labels=(), untagged=0, numbers=()):
     """What a task asks of a split's rows; `numbers`: their labels, whatever these are."""
     split = SimpleNamespace(n_unlabelled=unlabelled, n_untagged=untagged, labels=list(labels),
                             n_documents=len(numbers), label=lambda document: numbers[document])  # fmt: skip
-    rows = SimpleNamespace(n_cut=cut, split=split)
+    rows = SimpleNamespace(n_cut=cut, n_too_long=cut // 100, split=split)
     rows.sources = {None: rows}
     return rows
 

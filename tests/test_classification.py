@@ -182,7 +182,7 @@ def test_cut_texts_are_counted(tmp_path):
     tested = task()
     data = texts(tested.collator)
     data.rows = {"train": held(cut=1234, numbers=[0] * 9), "test": held(cut=0)}
-    with pytest.warns(UserWarning, match="1,234 tokens of train are not read"):
+    with pytest.warns(UserWarning, match="1,234 tokens of 12 texts of train are not read"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
             tested, datamodule=data, verbose=False)  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_texts_without_a_label_are_refused():
     tested = task()
     data = texts(tested.collator)
     data.rows = {"test": held(unlabelled=3)}
-    with pytest.raises(UserError, match="3 texts of test have no label"):
+    with pytest.raises(UserError, match=r"test has texts without a label \(3\): leave them out"):
         Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(tested, datamodule=data)
 
 
@@ -251,6 +251,20 @@ def test_metrics_of_several_labels_by_hand(tmp_path):
     assert found["test/loss"] == pytest.approx((17 * right + 4 * wrong) / 21)
     assert not (tmp_path / "confusion.png").exists()
     assert "none (right)" in shown
+
+
+@pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
+def test_what_differs_a_little_does_not_tie_in_bf16(name):
+    """Logits of 100 and a little more, which bf16 could not tell apart: the head multiplies in fp32."""
+    model = task(name)
+    torch.nn.init.constant_(model.net.head.out.bias, 100.0)
+    torch.nn.init.normal_(model.net.head.out.weight, std=1e-3)
+    batch = model.collator(list(examples()))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model.logits(batch)
+        assert len({*logits[:, 0].tolist()}) > 3 and logits.dtype == torch.float32
+        assert model.net(batch["input_ids"], batch["attention_mask"])[:, 0].unique().numel() == 1
+    assert torch.is_autocast_enabled("cpu") is False
 
 
 @pytest.mark.parametrize("labels", [[0, 0, 0], [0, 1, 0]])

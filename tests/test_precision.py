@@ -229,3 +229,10 @@ config["attention"] |= {{"qk_norm": norm}}
     command = [sys.executable, "-W", "error:Mismatch dtype", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("model", "task"), slow_but([("gpt", "clm")], FAMILIES))
+def test_adafactor_learns_in_fp16(words, tmp_path, model, task):
+    """Its moments are products of very small numbers, which autocast would take in fp16: all weights were NaN then."""
+    rows, _ = fitted(words, tmp_path, f"model={model}", f"task={task}", "optim=adafactor", "trainer.precision=16-mixed")
+    assert float(rows[-1]["train/loss"]) < float(rows[0]["train/loss"])

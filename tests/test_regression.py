@@ -53,7 +53,7 @@ def test_mean_and_deviation_are_of_the_training_labels_and_go_into_the_checkpoin
         model.on_save_checkpoint(checkpoint := {})
         found = checkpoint["lmzoo"]["numbers"]
         assert (found["mean"], found["deviation"]) == pytest.approx(expected)
-    assert set(model.measured()) == {"val/loss", "val/pearson", "val/spearman"}
+    assert set(model.measured()) == {f"val/{name}" for name in ("loss", "pearson", "spearman", "mae", "rmse")}
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "t5"])
@@ -72,6 +72,8 @@ def test_metrics_and_predictions_by_hand(tmp_path):
     found, rows, shown = downstream_run.evaluate(tmp_path, tested, data)
     assert found["test/pearson"] == pytest.approx((3 + 3 + 1 + 9) / math.sqrt(80 * 5))
     assert found["test/spearman"] == pytest.approx(1 - 6 * 2 / (4 * 15))
+    assert found["test/mae"] == pytest.approx((5 + 0 + 7 + 10) / 4)
+    assert found["test/rmse"] == pytest.approx(math.sqrt((25 + 0 + 49 + 100) / 4))
     assert found["test/loss"] == pytest.approx((1.25**2 + 0 + 1.75**2 + 2.5**2) / 4)
     assert rows == [{"text": text, "label": label, "prediction": guess} for text, label, guess in
                     zip(TEXTS, (1.0, 2.0, 3.0, 4.0), (6.0, 2.0, 10.0, 14.0), strict=False)]
@@ -81,7 +83,7 @@ def test_metrics_and_predictions_by_hand(tmp_path):
 def test_what_is_not_defined_is_left_out_and_never_warns(tmp_path, recwarn):
     """Pearson's correlation with what is constant; torchmetrics calls Spearman's 0 there."""
     found, _, _ = evaluate(tmp_path, numbers=[1.0] * 7)
-    assert found.keys() == {"test/loss", "test/spearman"}
+    assert found.keys() == {"test/loss", "test/spearman", "test/mae", "test/rmse"}
     assert not [warning for warning in recwarn if "variance" in str(warning.message)]
 
 

@@ -53,6 +53,18 @@ def test_runs_are_sorted_by_result_with_what_differs_and_their_state(tmp_path):
     ]
 
 
+def test_seeds_alone_have_means_of_all_metrics(tmp_path):
+    """By hand: 4 and 5 have mean 4.5 and deviation sqrt(1/2); .5, .7 and .9 have .7 and .2."""
+    for seed, loss, accuracy in ((1, 4.0, 0.5), (2, 5.0, 0.7), (3, float("nan"), 0.9)):
+        write(tmp_path / f"{seed}", {"seed": seed}, loss, **{"test/accuracy": accuracy})
+    _, means, _ = summarise(str(tmp_path)).split("\n\n")
+    assert [line.split() for line in means.splitlines()] == [
+        "mean and standard deviation over seeds".split(),
+        ["val/loss", "4.5", "±", "0.71", "of", "2", "runs"],
+        ["test/accuracy", "0.7", "±", "0.2", "of", "3", "runs"],
+    ]
+
+
 def test_runs_that_differ_in_their_seed_alone_have_a_mean(tmp_path):
     """By hand: 4 and 5 have mean 4.5 and deviation sqrt(1/2); 2 and 2.2 have 2.1 and sqrt(0.02)."""
     for number, (lr, seed, loss) in enumerate([(1, 1, 4.0), (1, 2, 5.0), (2, 1, 2.0), (2, 2, 2.2), (3, 1, 9.0)]):

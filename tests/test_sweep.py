@@ -47,7 +47,7 @@ def found(folder: Path) -> list[str]:
 
 def lines(done: subprocess.CompletedProcess) -> list[str]:
     """The rows of the table, the last thing that is printed."""
-    return done.stdout[done.stdout.index("job  words") :].splitlines()[1:]
+    return done.stdout[done.stdout.index("job  words") :].splitlines()[1:-1]  # the last names the tool that tells more
 
 
 GRIDS = [

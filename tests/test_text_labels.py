@@ -146,10 +146,29 @@ def test_two_ranks_and_other_batches_give_the_same(tmp_path):
         assert [row["prediction"] for row in rows] == [row["prediction"] for row in expected[1]]
 
 
+@pytest.mark.parametrize("words", ['{"größer, 1.0": "big: y"}', "{'größer, 1.0': 'big: y'}", {"größer, 1.0": "big: y"}])
+def test_words_of_any_label_are_said_in_json_or_yaml(words):
+    collator = Named(TOKENIZER, words, None)
+    collator.tell(["größer, 1.0", "os"])
+    assert [TOKENIZER.decode(name[:-1].tolist()) for name in collator.names] == ["big: y", "os"]
+
+
+def test_one_class_alone_is_refused(tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("text,label\n" + "".join(f"text {i},x\n" for i in range(90)))
+    config = lmzoo.compose("model=t5", "task=classification", "task/head=text", "data=csv", f"data.path={table}",
+                           "tokenizer=byte", f"run_dir={tmp_path}/run")  # fmt: skip
+    with pytest.raises(UserError, match="every text has the label 'x': a task of classes needs two or more"):
+        lmzoo.fit(config)
+
+
 @pytest.mark.parametrize(("words", "line"), [
     ({"perl": "x"}, "task.words.perl: no text has this label; the labels are json, os"),
     ({"os": "json"}, "task.words: two labels have one word"),
     ({"os": " "}, "task.words.os=' ' should be a text"),
+    ('{"ö s": "x"}', "task.words.ö s: no text has this label"),
+    ("[a", "task.words: write them as task.words.LABEL=WORD or task.words='{\"LABEL\": \"WORD\"}'"),
+    ("x", "task.words: write them as"),
 ])
 def test_words_that_say_no_class_are_refused(words, line):
     with pytest.raises(UserError, match=line):
@@ -159,10 +178,12 @@ def test_words_that_say_no_class_are_refused(words, line):
 def test_a_name_without_tokens_is_refused():
     tokenizer = train_wordpiece(["abc abc abc"], 120)
     Named(tokenizer, {}, None).tell(["a", "b"])
-    with pytest.raises(UserError, match="no token for a part of 'd' of the class d: give it another word, task.w"):
+    with pytest.raises(UserError, match="no token for a part of 'd' of the class d: give it another, task.words.d="):
         Named(tokenizer, {}, None).tell(["a", "d"])
     Named(tokenizer, {"d": "c"}, None).tell(["a", "d"])
-    with pytest.raises(UserError, match="makes the same of the class A and of 'a' of the class a: give it another"):
+    with pytest.raises(UserError, match=r"the tokenizer makes nothing of '\\u200b' of the class d"):
+        Named(tokenizer, {"d": "\u200b"}, None).tell(["a", "d"])
+    with pytest.raises(UserError, match="makes the same of the class A and of 'a' of the class a: give it"):
         Named(tokenizer, {}, None).tell(["A", "a"])  # it is of small letters alone
 
 

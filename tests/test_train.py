@@ -231,7 +231,8 @@ def test_a_sweep_of_two_jobs_under_two_ranks(words, tmp_path, monkeypatch):
     folders = sorted(path for path in (tmp_path / "sweep").iterdir() if path.is_dir())
     assert [folder.name for folder in folders] == ["0-gpt", "1-llama"]
     shown = done.stdout[done.stdout.index("job  words"):].splitlines()
-    assert [line.split()[:2] for line in shown[1:]] == [["0", "model=gpt"], ["1", "model=llama"], ["2", "model=bert"]]
+    assert shown[-1].endswith("python -m lmzoo.tools.summarise_sweep sweep")
+    assert [line.split()[:2] for line in shown[1:-1]] == [["0", "model=gpt"], ["1", "model=llama"], ["2", "model=bert"]]
     ids = set()
     for folder in folders:
         assert len(rows(folder)) == 2

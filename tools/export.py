@@ -33,6 +33,7 @@ from lmzoo.tools import answer, parser, trusting
 from torch import nn
 
 from lmzoo import UserError, checkpoint, compose, hf, load, programs
+from lmzoo.blocks.head import Pooler, Tagger
 from lmzoo.evaluate import assemble
 from lmzoo.hf import card
 
@@ -89,7 +90,8 @@ def write(
         how = "open it by transformers' AutoModel...from_pretrained and AutoTokenizer"
     else:
         format, told = write_program(net, apart, folder, to, file if is_run else None, trust)
-        if is_run and (labels := checkpoint.identify(state, file).get("labels")):
+        of_labels = isinstance(net.head, Pooler | Tagger)  # else its logits are of tokens, which may spell a label
+        if is_run and of_labels and (labels := checkpoint.identify(state, file).get("labels")):
             (apart / "labels.json").write_text(json.dumps(labels, ensure_ascii=False) + "\n", encoding="utf-8")
         how = f"run it by\n\n{format.use}\n"
     if is_run:

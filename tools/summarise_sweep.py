@@ -77,7 +77,7 @@ def summarise(folder: str, metric: str | None = None, picture: str | None = None
         for run, words in zip(own, differing([run.config for run in own]), strict=True):
             run.words = words
         seeds = grouped(own, by)
-        sections += [title] * bool(title) + [table(own, by), *unseeded(seeds, by)]
+        sections += [title] * bool(title) + [table(own, by), *unseeded(seeds, by, own)]
         if seeds:
             file = Path(picture or Path(folder, "summary.png"))
             name = re.sub(r"[^\w.=-]+", "-", title.removeprefix("task "))
@@ -264,8 +264,15 @@ def grouped(runs: Sequence[Run], metric: str) -> list[tuple[Run, list[float]]]:
     return list(groups.values())
 
 
-def unseeded(groups: Sequence[tuple[Run, list[float]]], metric: str) -> list[str]:
-    """A table of means over seeds, where there are some."""
+def unseeded(groups: Sequence[tuple[Run, list[float]]], metric: str, runs: Sequence[Run]) -> list[str]:
+    """A table of means over seeds, where there are some: of the metric, of all metrics if nothing else differs."""
+    if len(groups) == 1 and len(groups[0][1]) > 1:
+        found = {name: [run.metrics[name] for run in runs if math.isfinite(run.metrics.get(name, math.nan))]
+                 for name in dict.fromkeys([metric, *(name for run in runs for name in run.metrics)])}  # fmt: skip
+        width = max(map(len, found))
+        lines = [f"{name:<{width}}  {statistics.fmean(own):<8.4g} ± {statistics.stdev(own):<8.2g} of {len(own)} runs"
+                 for name, own in found.items() if len(own) > 1]  # fmt: skip
+        return ["\n".join(["mean and standard deviation over seeds", *lines])]
     several = [(run, values) for run, values in groups if len(values) > 1]
     settings = labels([run.setting for run, _ in several])
     lines = [f"{statistics.fmean(values):<8.4g} ± {statistics.stdev(values):<8.2g} of {len(values)} runs  {setting}"

@@ -20,7 +20,7 @@ from .steps import last_step, validate, validation_due
 
 EARLIER = ("there is none yet", "the earlier ones stay")
 ALWAYS = "val/loss"  # the metric that every task has
-LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error")
+LOWER_IS_BETTER = re.compile("loss|perplexity|bits|error|mae$|rmse$")
 
 
 def lower_is_better(metric: str) -> bool:

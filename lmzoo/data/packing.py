@@ -72,6 +72,13 @@ class Rows:
             return 0
         return sum(int(np.maximum(lengths - self.length, 0).sum()) for lengths in self.split.lengths())
 
+    @cached_property
+    def n_too_long(self) -> int:
+        """Documents longer than a row, where a row is a document."""
+        if self.packing != "single":
+            return 0
+        return sum(int((lengths > self.length).sum()) for lengths in self.split.lengths())
+
     @property
     def n_inputs(self) -> int:
         """Tokens that rows read as inputs, over all rows."""
@@ -162,6 +169,10 @@ class JoinedRows:
     @property
     def n_cut(self) -> int:
         return sum(rows.n_cut for rows in self._rows)
+
+    @property
+    def n_too_long(self) -> int:
+        return sum(rows.n_too_long for rows in self._rows)
 
     @property
     def n_inputs(self) -> int:

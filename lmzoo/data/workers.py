@@ -118,6 +118,8 @@ class Workshop:
         if not fits or document.more and document.second is not None:
             raise UserError(f"{text} has the label {label!r:.50}, but the task wants task.labels={kind}")
         names = label if isinstance(label, tuple | list) else [label]
+        if known is not None and label is None:
+            raise UserError(f"{text} has no label: leave it out")
         if known is not None and (unknown := [name for name in names if name not in known]):
             raise UserError(f"{text} has the label {unknown[0]!r}; the model knows {few(known)}")
 

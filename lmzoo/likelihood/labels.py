@@ -40,7 +40,7 @@ class Labels:
         template: str = "{}",
         between: str = " ",
         separator: str = "\n\n",
-        words: Mapping[str, str] | None = None,
+        words: Mapping[str, str] | str | None = None,
         batch_size: int = 16,
     ):
         self.n_shots, self.seed, self.template, self.between = n_shots, seed, check_template(template), between
