@@ -66,6 +66,8 @@ def check_parts(config: Mapping) -> None:
     for place, node in parts(config):
         nodes = node if isinstance(node, list) and node and place.startswith("model.") else [node]
         if not all(isinstance(one, Mapping) and isinstance(one.get("_target_"), str) for one in nodes):
+            if isinstance(node, Mapping) and node and "_target_" not in node:
+                raise UserError(f"{place}.{next(iter(node))}: nothing is chosen here that has this word")
             given = f"._target_={node.get('_target_')!r}" if isinstance(node, Mapping) else f"={node!r}"
             group = next(name for name in (place.replace(".", "/"), place.partition(".")[0]) if name in groups())
             raise UserError(f"{place}{given} is no part: choose by {group}=NAME, one of {', '.join(groups()[group])}")

@@ -113,8 +113,9 @@ def command(name: str, job: Callable[[DictConfig], object]) -> None:
             print(f"lmzoo: {str(end) or 'interrupted'}", file=sys.stderr)
         failed.append(getattr(end, "exit_code", 130))
     if jobs := sweep.jobs(sweep.Sweep.folder):
-        print(f"\n{sweep.table(jobs)}\nall metrics, their means over seeds, a picture: "
-              f"python -m lmzoo.tools.summarise_sweep {sweep.Sweep.folder}")
+        print(f"\n{sweep.table(jobs)}")
+        if sum(job.loss is not None for job in jobs) > 1:
+            print(f"all metrics, means over seeds: python -m lmzoo.tools.summarise_sweep {sweep.Sweep.folder}")
         failed.extend(1 for job in jobs if job.mistake)
     if failed:
         sys.exit(failed[0])

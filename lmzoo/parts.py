@@ -109,10 +109,7 @@ def check_length(config: DictConfig, net) -> None:
 
 
 def model_config(config: DictConfig, labels: list[str] | None) -> dict:
-    """The net's configuration, its head replaced by the task's where that has one.
-
-    UserError for labels that the task can't learn from.
-    """
+    """The net's configuration, its head replaced by the task's where that has one; UserError for too few labels."""
     model, kind = plain(config.model), config.task.get("labels")
     if kind not in ("class", "classes", "number", "tags"):
         return model
@@ -157,17 +154,13 @@ def conversing(tokenizer, choice: str | None):
 def build_task(config: DictConfig, net, tokenizer):
     """The task's LightningModule."""
     words = {word: value for word, value in plain(config.task).items() if word not in signatures.OWNERS_WORDS["task"]}
-    schedule = made(plain(config.schedule))
     settings = {"seed": config.seed, "packing": config.data.packing}
-    return made(words, net, tokenizer, plain(config.optim), schedule, **settings)
+    return made(words, net, tokenizer, plain(config.optim), made(plain(config.schedule)), **settings)
 
 
 def made(node: Mapping, *args, **words):
-    """What a node's `_target_` makes of its words, or with `_partial_` will make when it is called.
-
-    Unlike Hydra's `instantiate` it reads no `${x}` in a text, and what it makes is called without Hydra's own checks,
-    which take a quarter of what a step costs beside its arithmetic.
-    """
+    """What a node's `_target_` makes of its words, or if `_partial_` will make; unlike Hydra's `instantiate` it reads no
+    `${x}` in a text, and checks no later call anew, which for a schedule was a quarter of a step's own cost."""
     from hydra.utils import get_object
 
     target = get_object(node["_target_"])

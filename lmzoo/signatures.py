@@ -67,7 +67,8 @@ def check(config: dict, imported: bool = False) -> None:
         words = set(node) - {"_target_", "_partial_"} - OWNERS_WORDS.get(path, set())
         for word in sorted(words) if known is not None else ():
             if word not in known:
-                raise UserError(f"{path}.{word}: {name} has no such word{nearest(word, known)}")
+                given = set(known) - handed(path, node)
+                raise UserError(f"{path}.{word}: {name} has no such word{nearest(word, given)}")
             if expected := misfit(node[word], known[word]):
                 raise UserError(f"{path}.{word}={node[word]!r} should be {expected}")
 
@@ -105,12 +106,17 @@ def where(target: str) -> tuple[str, str] | None:
     return (module, getattr(node, "name", "")) if belongs(module, ["lmzoo"]) else None
 
 
+def handed(path: str, node: dict) -> set[str]:
+    """The words that a part is given by its owner."""
+    words = HANDED.get(path, set())
+    if node["_target_"].startswith("lmzoo.") and (node.get("_partial_") or path == "task"):
+        words = words | handed_over(node["_target_"])
+    return words
+
+
 def check_owners(path: str, node: dict, name: str) -> None:
     """Refuse words that are not the user's to give: what a part is handed by its owner, and how Hydra makes it."""
-    handed = HANDED.get(path, set())
-    if node["_target_"].startswith("lmzoo.") and (node.get("_partial_") or path == "task"):
-        handed = handed | handed_over(node["_target_"])
-    if given := sorted(handed & node.keys()):
+    if given := sorted(handed(path, node) & node.keys()):
         raise UserError(f"{path}.{given[0]}: {name} is given this by other words of the run; leave it out")
     if RECIPE.fullmatch(path) and "_partial_" not in node:
         raise UserError(f"{path}: add _partial_: true, since it is called later, as often as it is needed ({name})")
@@ -221,12 +227,14 @@ def source_signature(target: str, path: str) -> dict[str, str | None] | None:
 def handed_over(target: str) -> set[str]:
     """Words of one of lmzoo's recipes that its caller gives: those without a default; of a block all but keywords."""
     module, node = definition(*target.rpartition(".")[::2]) or ("", None)
-    init = initialiser(node) if isinstance(node, ast.ClassDef) else node
+    init, words = initialiser(node) if isinstance(node, ast.ClassDef) else node, set()
     if isinstance(init, ast.FunctionDef):
         placed = [p.arg for p in init.args.posonlyargs + init.args.args]
-        return set(placed if belongs(module, ["lmzoo.blocks"]) else placed[: len(placed) - len(init.args.defaults)])
+        words = set(placed if belongs(module, ["lmzoo.blocks"]) else placed[: len(placed) - len(init.args.defaults)])
+        if not init.args.vararg:
+            return words
     bases = [base.id for base in getattr(node, "bases", ()) if isinstance(base, ast.Name)]
-    return handed_over(f"{module}.{bases[0]}") if bases else set()
+    return words | (handed_over(f"{module}.{bases[0]}") if bases else set())
 
 
 def initialiser(node: ast.ClassDef) -> ast.FunctionDef | None:

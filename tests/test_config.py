@@ -82,6 +82,10 @@ MISTAKES = [
      "encoder-decoder, but gpt is of family decoder: models for it are t5, t5_v1_0, transformer"),
     (("model=t5", "task=classification", "task/head=text", "task.labels=classes"), "for any number of them "
      "take task/head=classifier"),
+    (("model=t5", "task=classification", "task/head=text", "task.head.pool=mean"), "task.head.pool: nothing is chosen "
+     "here that has this word"),
+    (("model=t5", "task=classification", "task.words.pos=great"), "task.words: Classification has no such word; choose "
+     "from class_weights, label_smoothing, prompts, z_loss"),
     (("model=t5", "task=regression", "task/head=text"), "task/head: the task has no such choice; there it is with "
      "task=classification"),
     (("model=t5", "task=classification", "task/head=texts"), "task/head=texts: there is no such option; did you mean "
