@@ -159,7 +159,7 @@ def build_task(config: DictConfig, net, tokenizer):
 
 
 def made(node: Mapping, *args, **words):
-    """What a node's `_target_` makes of its words, or if `_partial_` will make; unlike Hydra's `instantiate` it reads no
+    """What a node's `_target_` makes of its words, or if `_partial_` will; unlike Hydra's `instantiate` it reads no
     `${x}` in a text, and checks no later call anew, which for a schedule was a quarter of a step's own cost."""
     from hydra.utils import get_object
 
