@@ -47,7 +47,8 @@ def found(folder: Path) -> list[str]:
 
 def lines(done: subprocess.CompletedProcess) -> list[str]:
     """The rows of the table, the last thing that is printed."""
-    return done.stdout[done.stdout.index("job  words") :].splitlines()[1:-1]  # the last names the tool that tells more
+    lines = done.stdout[done.stdout.index("job  words") :].splitlines()[1:]
+    return [line for line in lines if not line.startswith("all metrics, means over seeds: python -m")]
 
 
 GRIDS = [
