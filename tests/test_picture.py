@@ -60,3 +60,10 @@ def test_confusions_stand_where_label_and_prediction_meet(tmp_path, names):
     middle, last = len(names) // 2 - 1, len(names) // 2
     (y, x), (below, same), (again, right) = centre(middle, middle), centre(last, middle), centre(middle, last)
     assert y < below and same == pytest.approx(x, abs=10) and x < right and again == pytest.approx(y, abs=10)
+
+
+def test_confusions_of_many_classes_keep_to_a_page(tmp_path):
+    for n in (60, 300):
+        draw_confusion(np.eye(n).tolist(), [f"class {i}" for i in range(n)], tmp_path / f"{n}.png")
+    small, large = (matplotlib.image.imread(tmp_path / f"{n}.png") for n in (60, 300))
+    assert large.shape == small.shape

@@ -11,6 +11,7 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import EngFormatter
 
 TRAIN, VALIDATION, RATE, INK = "#4c78a8", "#e45756", "#a08a2e", "#444444"
+NAMED = 60  # classes that have room for their names
 
 
 def draw(rows: Sequence[dict[str, float]], path: str | Path, title: str = "") -> None:
@@ -98,16 +99,16 @@ def draw_bars(bars: Sequence[tuple[str, float, float]], path: str | Path, label:
 
 def draw_confusion(counts: Sequence[Sequence[float]], names: Sequence[str], path: str | Path) -> None:
     """Draws how often texts of each class (a line) were taken for each (a column), a PNG at `path`."""
-    n = len(names)
-    figure, axis = _figure(height=max(4.5, 1.5 + 0.3 * n))
+    n, step = len(names), math.ceil(len(names) / NAMED)
+    figure, axis = _figure(height=max(4.5, 1.5 + 0.3 * min(n, NAMED)))
     shares = [[value / max(1, sum(line)) for value in line] for line in counts]
     image = axis.imshow(shares, aspect="auto", cmap="Blues", vmin=0, vmax=1, alpha=0.55)
     for y, line in enumerate(counts if n <= 30 else ()):
         for x, value in enumerate(line):
             axis.text(x, y, f"{value:g}", ha="center", va="center", color=INK, fontsize=8)
-    shown = [name if _drawable(name) else str(place) for place, name in enumerate(names)]
-    axis.set_xticks(range(n), shown, rotation=90 if n > 6 else 0, fontsize=8, parse_math=False)
-    axis.set_yticks(range(n), shown, fontsize=8, parse_math=False)
+    shown = [name if _drawable(name) else str(place) for place, name in enumerate(names)][::step]
+    axis.set_xticks(range(0, n, step), shown, rotation=90 if n > 6 else 0, fontsize=8, parse_math=False)
+    axis.set_yticks(range(0, n, step), shown, fontsize=8, parse_math=False)
     axis.set_xlabel("prediction", color=INK)
     axis.set_ylabel("label", color=INK)
     figure.colorbar(image, label="share of the label's texts")
