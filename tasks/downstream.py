@@ -132,9 +132,8 @@ class Downstream(Documents):
     def setup(self, stage: str) -> None:
         """Take the labels' names from the data, and count what of its texts a row doesn't hold."""
         data = self.trainer.datamodule
-        self.labels = list(data.labels or ())
-        self.identity["labels"] = self.labels or None  # a checkpoint names its classes
         self.check(data)
+        self.identity["labels"] = self.labels or None  # a checkpoint names its classes
         if fewer := getattr(data.rows["train"].split if "train" in data.rows else None, "fewer", None):
             self.warn_once("data.per_class: there are only " + few([f"{n} of {name!r}" for name, n in fewer.items()]))
         self.tell_cut(self.uncounted)
