@@ -271,7 +271,7 @@ def misspelt(error: Exception, cause: Exception) -> str:
     parent = getattr(cause, "parent_node", None)
     words = list(parent) if isinstance(parent, DictConfig) else []
     if word == "task/head":
-        tasks = [name for name in groups()["task"] if f"- {word.partition('/')[2]}: " in read(f"task/{name}")]
+        tasks = [name for name in groups()["task"] if "\n  - head: " in read(f"task/{name}")]
         return f"{word}: the task has no such choice; there it is with task={', '.join(tasks)}"
     if word in groups():
         return (f"{word}: nothing is chosen whose part this could be, as model=NAME; "

@@ -57,6 +57,7 @@ def test_seeds_alone_have_means_of_all_metrics(tmp_path):
     """By hand: 4 and 5 have mean 4.5 and deviation sqrt(1/2); .5, .7 and .9 have .7 and .2."""
     for seed, loss, accuracy in ((1, 4.0, 0.5), (2, 5.0, 0.7), (3, float("nan"), 0.9)):
         write(tmp_path / f"{seed}", {"seed": seed}, loss, **{"test/accuracy": accuracy})
+    write(tmp_path / "diverged", {"seed": 1, "optim": {"lr": 9.0}}, float("nan"), **{"test/accuracy": 0.1})
     _, means, _ = summarise(str(tmp_path)).split("\n\n")
     assert [line.split() for line in means.splitlines()] == [
         "mean and standard deviation over seeds".split(),

@@ -44,18 +44,18 @@ mkdir -p "$out"
 # LANGUAGE MODEL WORD...: pretrain, unless that is done. A tiny encoder with post-norm and learned positions predicts no
 # more than unigrams for over a thousand steps, one with pre-norm and rotary positions for some hundreds
 pretrained() {
-  local folder=$out/$1-$2 own steps lr=2e-3
+  local folder=$out/$1-$2 own steps
   [[ -f $folder/result.json ]] && return
   case $1-$2 in en-bert) steps=8000 ;; en-*) steps=4500 ;; zh-bert) steps=3000 ;; zh-*) steps=2000 ;; esac
   case $2 in
-    bert) own=(task=mlm model/position=rotary model/block=pre) ;;
-    gpt) own=(task=clm) ;;
-    t5) own=(task=span_corruption) lr=5e-2 ;;
+    bert) own=(task=mlm optim.lr=2e-3 model/position=rotary model/block=pre) ;;
+    gpt) own=(task=clm optim.lr=2e-3) ;;
+    t5) own=(task=span_corruption) ;;
   esac
   if [[ -f $folder/checkpoints/MANIFEST.json ]]; then
     "$python" -m lmzoo.train ckpt="$folder"
   else
-    "$python" -m lmzoo.train model="$2" size=tiny model.max_len=128 data.batch_size=32 optim.lr=$lr \
+    "$python" -m lmzoo.train model="$2" size=tiny model.max_len=128 data.batch_size=32 \
       trainer.max_steps=$steps "${own[@]}" run_dir="$folder" logger.wandb.mode=disabled "${words[@]}" "${@:3}" "${quick[@]}"
   fi
 }

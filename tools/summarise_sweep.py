@@ -267,6 +267,7 @@ def grouped(runs: Sequence[Run], metric: str) -> list[tuple[Run, list[float]]]:
 def unseeded(groups: Sequence[tuple[Run, list[float]]], metric: str, runs: Sequence[Run]) -> list[str]:
     """A table of means over seeds, where there are some: of the metric, of all metrics if nothing else differs."""
     if len(groups) == 1 and len(groups[0][1]) > 1:
+        runs = [run for run in runs if run.setting == groups[0][0].setting]  # not of one that has diverged
         found = {name: [run.metrics[name] for run in runs if math.isfinite(run.metrics.get(name, math.nan))]
                  for name in dict.fromkeys([metric, *(name for run in runs for name in run.metrics)])}  # fmt: skip
         width = max(map(len, found))

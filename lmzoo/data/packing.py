@@ -66,18 +66,23 @@ class Rows:
         return 1 + max(0, -(-(self.split.n_tokens - self.length) // self.stride))
 
     @cached_property
-    def n_cut(self) -> int:
-        """Tokens that no row holds: the ends of documents longer than a row. Only `single` cuts."""
-        if self.packing != "single":
-            return 0
-        return sum(int(np.maximum(lengths - self.length, 0).sum()) for lengths in self.split.lengths())
+    def _cut(self) -> tuple[int, int]:
+        """(tokens that no row holds, documents that they are the ends of), read once. Only `single` cuts."""
+        n_tokens = n_documents = 0
+        for lengths in self.split.lengths() if self.packing == "single" else ():
+            beyond = np.maximum(lengths - self.length, 0)
+            n_tokens, n_documents = n_tokens + int(beyond.sum()), n_documents + np.count_nonzero(beyond)
+        return n_tokens, n_documents
 
-    @cached_property
+    @property
+    def n_cut(self) -> int:
+        """Tokens that no row holds: the ends of documents longer than a row."""
+        return self._cut[0]
+
+    @property
     def n_too_long(self) -> int:
         """Documents longer than a row, where a row is a document."""
-        if self.packing != "single":
-            return 0
-        return sum(int((lengths > self.length).sum()) for lengths in self.split.lengths())
+        return self._cut[1]
 
     @property
     def n_inputs(self) -> int:
